@@ -1,0 +1,74 @@
+"""MPI collectives on NumPy arrays and torch tensors, and programs that measure and check a cluster.
+
+Importing this package starts no MPI and loads neither NumPy nor torch: the names below are resolved when they
+are first used. The programs are modules (``python -m hpccoll.allreduce``); the collectives are methods of
+`Comm`::
+
+    import hpccoll as hc
+
+    comm = hc.world()
+    total = comm.allreduce(x)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from hpccoll._version import __version__
+
+if TYPE_CHECKING:
+    from hpccoll.aborting import abort_on_exception
+    from hpccoll.comm import Comm, world
+    from hpccoll.errors import (
+        ArgumentError,
+        CommunicatorError,
+        HpccollError,
+        LaunchError,
+        TransferError,
+        UnsupportedError,
+        VerificationError,
+        WaitTimeout,
+    )
+    from hpccoll.work import Work
+
+__all__ = [
+    "ArgumentError",
+    "Comm",
+    "CommunicatorError",
+    "HpccollError",
+    "LaunchError",
+    "TransferError",
+    "UnsupportedError",
+    "VerificationError",
+    "WaitTimeout",
+    "Work",
+    "__version__",
+    "abort_on_exception",
+    "world",
+]
+
+_MODULE_OF = {
+    "ArgumentError": "hpccoll.errors",
+    "Comm": "hpccoll.comm",
+    "CommunicatorError": "hpccoll.errors",
+    "HpccollError": "hpccoll.errors",
+    "LaunchError": "hpccoll.errors",
+    "TransferError": "hpccoll.errors",
+    "UnsupportedError": "hpccoll.errors",
+    "VerificationError": "hpccoll.errors",
+    "WaitTimeout": "hpccoll.errors",
+    "Work": "hpccoll.work",
+    "abort_on_exception": "hpccoll.aborting",
+    "world": "hpccoll.comm",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,267 @@
+"""One rank fails, the whole job ends: with the traceback, soon, and with a non-zero status.
+
+Without this, an exception on one rank leaves the others waiting in a collective for ever, and the failed rank
+waiting for them in ``MPI_Finalize``. (``python -m mpi4py`` does part of it, but not for exceptions in threads,
+nor while a non-daemon thread lives.)
+"""
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from array import array
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from hpccoll.environment import detect, hostname
+
+__all__ = ["abort_on_exception", "run_program"]
+
+# How long a rank that ends with an error waits for the others to end too, before it takes them down.
+GRACE_S = 2.0
+# The launcher reads the ranks' output through pipes and may drop what is in them once a rank has aborted.
+_DRAIN_S = 0.2
+# MPI_Abort has to reach the launcher; if it does not return by then, the process leaves without it.
+_ABORT_LIMIT_S = 5.0
+_INTERRUPTED = 130
+
+_installed = False
+_once = threading.Lock()
+
+
+def abort_on_exception() -> None:
+    """Make an uncaught exception on any rank, in any thread, end the whole MPI job.
+
+    The traceback goes to standard error in one piece, headed by the rank and the host; then
+    ``MPI_COMM_WORLD.Abort(1)`` ends every rank within seconds and gives the job a non-zero status. A
+    ``KeyboardInterrupt`` ends it with status 130, ``sys.exit`` with a non-zero status on some ranks only with that
+    status (a bare ``raise SystemExit`` is not seen: Python has no hook for it). Where MPI has not been started, or
+    there is one rank, Python ends as usual, except that an exception in a thread ends the process too.
+
+    Call it once, on every rank, as early as the program can; further calls do nothing. It starts no MPI. Other
+    exception hooks are replaced, except that none runs for the exceptions that end the job.
+    """
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    sys.excepthook = _main_thread_hook
+    threading.excepthook = _thread_hook
+    sys.exit = _exit  # type: ignore[assignment]
+    atexit.register(_at_exit)
+
+
+def run_program(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None) -> NoReturn:
+    """Run ``main(argv)`` as one rank of a program and end the process with its status.
+
+    The status is what `main` returns (None counts as 0) or the code of its `SystemExit`. All ranks that come to
+    their end leave with the largest status of any of them. If a rank ends with a non-zero status and the others
+    do not come to theirs within about two seconds, it ends the job with that status. Uncaught exceptions are
+    treated as by `abort_on_exception`.
+
+    Parameters
+    ----------
+    main
+        The program; called with `argv`.
+    argv
+        Arguments after the program's name; None means ``sys.argv[1:]`` to most programs.
+    """
+    abort_on_exception()
+    try:
+        status = main(argv) or 0
+    except SystemExit as request:
+        status = _status_of(request)
+    _flush()
+    _leave(status)
+
+
+def _status_of(request: SystemExit) -> int:
+    if request.code is None:
+        return 0
+    if isinstance(request.code, int):
+        return request.code
+    print(request.code, file=sys.stderr)
+    return 1
+
+
+def _leave(status: int) -> NoReturn:
+    world = _active_world()
+    if world is not None:
+        agreed = _agreed_status(world, status)
+        if agreed is None:
+            _abort(status)
+        status = agreed
+    elif status:
+        launch = detect()
+        if launch is not None and launch.rank != 0 and launch.size != 1:
+            # The launcher ends the job at the first non-zero status: let rank 0 say what was wrong.
+            time.sleep(1.0)
+    raise SystemExit(status)
+
+
+def _agreed_status(world: Any, status: int) -> int | None:
+    """Largest status of all ranks, once they all are at their end; None if that does not happen soon enough.
+
+    A rank that has failed waits for GRACE_S, one that has succeeded for as long as it takes.
+    """
+    from mpi4py import MPI
+
+    mine, largest = array("i", [abs(status)]), array("i", [0])
+    # On COMM_WORLD itself: hpccoll's traffic runs on duplicates, so nothing else can match it. Not blocking,
+    # since the others may be stuck elsewhere.
+    request = world.Iallreduce([mine, 1, MPI.INT], [largest, 1, MPI.INT], MPI.MAX)
+    give_up = time.monotonic() + GRACE_S if status else float("inf")
+    pause_s = 1e-5
+    while not request.Test():
+        if time.monotonic() > give_up:
+            return None
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 0.02)
+    return largest[0]
+
+
+def _main_thread_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _report_and_end(kind, error, trace, thread=None)
+
+
+def _thread_hook(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is SystemExit:
+        return  # as in Python's own hook: it ends the thread only
+    _report_and_end(args.exc_type, args.exc_value, args.exc_traceback, thread=args.thread)
+
+
+def _report_and_end(
+    kind: type[BaseException],
+    error: BaseException | None,
+    trace: TracebackType | None,
+    thread: threading.Thread | None,
+) -> None:
+    if not _once.acquire(blocking=False):
+        # Another thread is ending the job already; its traceback is the first one, and MPI_Abort is not for two.
+        if thread is None:
+            time.sleep(2 * _ABORT_LIMIT_S)
+        return
+    try:
+        world = _active_world()
+        interrupted = issubclass(kind, KeyboardInterrupt)
+        where = _where(world) + (f", thread {thread.name!r}" if thread is not None else "")
+        if interrupted:
+            text = f"{where}: interrupted\n"
+        else:
+            text = f"{where}:\n" + "".join(traceback.format_exception(kind, error, trace))
+        _flush()
+        _write_whole(text)
+        status = _INTERRUPTED if interrupted else 1
+        if world is not None:
+            _abort(status)
+        if thread is not None or _other_threads():
+            os._exit(status)  # Python would wait for the threads that go on
+        if interrupted:
+            raise SystemExit(status)  # from a hook, this is taken as the status
+    finally:
+        _once.release()
+
+
+def _where(world: Any) -> str:
+    if world is not None:
+        return f"rank {world.rank} of {world.size} on {hostname()}"
+    launch = detect()
+    if launch is not None:
+        return f"rank {launch.rank} of {launch.size or 'unknown'} on {hostname()} (MPI not active)"
+    return f"on {hostname()}"
+
+
+def _active_world() -> Any:
+    """COMM_WORLD if MPI is started, not finalised, and has other ranks; else None."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return mpi.COMM_WORLD if mpi.COMM_WORLD.size > 1 else None
+
+
+def _abort(status: int) -> NoReturn:
+    from mpi4py import MPI
+
+    code = status & 0xFF or 1
+    time.sleep(_DRAIN_S)
+    last_resort = threading.Timer(_ABORT_LIMIT_S, os._exit, [code])
+    last_resort.daemon = True
+    last_resort.start()
+    MPI.COMM_WORLD.Abort(code)
+    os._exit(code)
+
+
+def _other_threads() -> bool:
+    here = threading.current_thread()
+    return any(not thread.daemon and thread is not here for thread in threading.enumerate())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):  # None under pythonw, a closed pipe, a closed file
+            pass
+
+
+def _write_whole(text: str) -> None:
+    """To standard error in one system call, so that the ranks' tracebacks do not mix line by line."""
+    try:
+        data = text.encode(errors="backslashreplace")
+        descriptor = sys.stderr.fileno()
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except (AttributeError, OSError, ValueError):
+        try:
+            sys.stderr.write(text)
+        except (AttributeError, OSError, ValueError):
+            pass
+
+
+class _Exit(SystemExit):
+    """What ``sys.exit`` raises, able to tell whether it was caught or ends the process.
+
+    At exit Python has forgotten the status. But to end the process the interpreter itself reads ``code``, with
+    no Python frame below; a handler that reads it has one.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self._status = args[0] if args else None
+
+    @property
+    def code(self) -> Any:  # type: ignore[override]
+        try:
+            sys._getframe(1)
+        except ValueError:
+            _final_status.append(self._status)
+        return self._status
+
+    @code.setter
+    def code(self, value: Any) -> None:
+        self._status = value
+
+
+_final_status: list[Any] = []
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    raise _Exit(status)
+
+
+def _at_exit() -> None:
+    """A rank that leaves with ``sys.exit(3)`` while the others go on would wait for them in MPI_Finalize.
+
+    Only the failed ranks meet here: one that succeeded must not come to depend on what the others have installed.
+    """
+    status = _final_status[-1] if _final_status else 0
+    world = _active_world()
+    if not status or world is None:
+        return
+    status = status if isinstance(status, int) else 1
+    _flush()
+    if _agreed_status(world, status) is None:
+        _abort(status)
