@@ -9,8 +9,9 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Launch", "detect", "hostname", "is_first_rank"]
+__all__ = ["Launch", "detect", "hostname", "is_first_rank", "usable_cores"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,39 @@ def is_first_rank(environ: Mapping[str, str] | None = None) -> bool:
 def hostname() -> str:
     """Name of this host without its domain."""
     return socket.gethostname().partition(".")[0]
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: of its affinity mask, hardware threads counted once, within its CPU quota.
+
+    It is what ranks of one host share when they are not bound, and at least 1.
+    """
+    try:
+        threads = os.sched_getaffinity(0)
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+    cores = {_core_of(thread) for thread in threads}
+    return max(1, min(len(cores), int(_cpu_quota())))
+
+
+def _core_of(thread: int) -> str:
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(thread)
+
+
+def _cpu_quota() -> float:
+    """CPUs' worth of time that the control group grants (``docker run --cpus``), or infinity-like if it does not."""
+    unlimited = 1e9
+    for root, names in (("", ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))):
+        try:
+            texts = [Path("/sys/fs/cgroup", root, name).read_text() for name in names]
+            quota, period = " ".join(texts).split()
+            return int(quota) / int(period) if int(quota) > 0 else unlimited
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return unlimited
 
 
 def _integer(env: Mapping[str, str], name: str) -> int | None:
