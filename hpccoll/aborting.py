@@ -1,8 +1,8 @@
 """One rank fails, the whole job ends: with the traceback, soon, and with a non-zero status.
 
 Without this, an exception on one rank leaves the others waiting in a collective for ever, and the failed rank
-waiting for them in ``MPI_Finalize``. (``python -m mpi4py`` does part of it, but not for exceptions in threads,
-nor while a non-daemon thread lives.)
+waiting for them in ``MPI_Finalize``. (``python -m mpi4py`` does part of it, but not for exceptions in
+threads, nor while a non-daemon thread lives.)
 """
 
 import atexit
@@ -37,12 +37,13 @@ def abort_on_exception() -> None:
 
     The traceback goes to standard error in one piece, headed by the rank and the host; then
     ``MPI_COMM_WORLD.Abort(1)`` ends every rank within seconds and gives the job a non-zero status. A
-    ``KeyboardInterrupt`` ends it with status 130, ``sys.exit`` with a non-zero status on some ranks only with that
-    status (a bare ``raise SystemExit`` is not seen: Python has no hook for it). Where MPI has not been started, or
-    there is one rank, Python ends as usual, except that an exception in a thread ends the process too.
+    ``KeyboardInterrupt`` ends it with status 130, ``sys.exit`` with a non-zero status on some ranks only with
+    that status (a bare ``raise SystemExit`` is not seen: Python has no hook for it). Where MPI has not been
+    started, or there is one rank, Python ends as usual, except that an exception in a thread ends the process
+    too.
 
-    Call it once, on every rank, as early as the program can; further calls do nothing. It starts no MPI. Other
-    exception hooks are replaced, except that none runs for the exceptions that end the job.
+    Call it once, on every rank, as early as the program can; further calls do nothing. It starts no MPI.
+    Other exception hooks are replaced, except that none runs for the exceptions that end the job.
     """
     global _installed
     if _installed:
@@ -50,17 +51,19 @@ def abort_on_exception() -> None:
     _installed = True
     sys.excepthook = _main_thread_hook
     threading.excepthook = _thread_hook
-    sys.exit = _exit  # type: ignore[assignment]
+    sys.exit = _exit
     atexit.register(_at_exit)
 
 
-def run_program(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None) -> NoReturn:
+def run_program(
+    main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None
+) -> NoReturn:
     """Run ``main(argv)`` as one rank of a program and end the process with its status.
 
-    The status is what `main` returns (None counts as 0) or the code of its `SystemExit`. All ranks that come to
-    their end leave with the largest status of any of them. If a rank ends with a non-zero status and the others
-    do not come to theirs within about two seconds, it ends the job with that status. Uncaught exceptions are
-    treated as by `abort_on_exception`.
+    The status is what `main` returns (None counts as 0) or the code of its `SystemExit`. All ranks that come
+    to their end leave with the largest status of any of them. If a rank ends with a non-zero status and the
+    others do not come to theirs within about two seconds, it ends the job with that status. Uncaught
+    exceptions are treated as by `abort_on_exception`.
 
     Parameters
     ----------
@@ -140,7 +143,8 @@ def _report_and_end(
     thread: threading.Thread | None,
 ) -> None:
     if not _once.acquire(blocking=False):
-        # Another thread is ending the job already; its traceback is the first one, and MPI_Abort is not for two.
+        # Another thread is ending the job already; its traceback is the first one, and MPI_Abort is not for
+        # two.
         if thread is None:
             time.sleep(2 * _ABORT_LIMIT_S)
         return
@@ -224,8 +228,8 @@ def _write_whole(text: str) -> None:
 class _Exit(SystemExit):
     """What ``sys.exit`` raises, able to tell whether it was caught or ends the process.
 
-    At exit Python has forgotten the status. But to end the process the interpreter itself reads ``code``, with
-    no Python frame below; a handler that reads it has one.
+    At exit Python has forgotten the status. But to end the process the interpreter itself reads ``code``,
+    with no Python frame below; a handler that reads it has one.
     """
 
     def __init__(self, *args: object) -> None:
@@ -233,7 +237,7 @@ class _Exit(SystemExit):
         self._status = args[0] if args else None
 
     @property
-    def code(self) -> Any:  # type: ignore[override]
+    def code(self) -> Any:
         try:
             sys._getframe(1)
         except ValueError:
@@ -255,7 +259,8 @@ def _exit(status: Any = None, /) -> NoReturn:
 def _at_exit() -> None:
     """A rank that leaves with ``sys.exit(3)`` while the others go on would wait for them in MPI_Finalize.
 
-    Only the failed ranks meet here: one that succeeded must not come to depend on what the others have installed.
+    Only the failed ranks meet here: one that succeeded must not come to depend on what the others have
+    installed.
     """
     status = _final_status[-1] if _final_status else 0
     world = _active_world()

@@ -1,7 +1,7 @@
 """What the launcher says about this process, before MPI is started.
 
-After ``MPI_Init`` the communicator is the truth. These variables serve what comes before it (who prints a usage
-error) and the check that launcher and MPI agree (`hpccoll.gate`).
+After ``MPI_Init`` the communicator is the truth. These variables serve what comes before it (who prints a
+usage error) and the check that launcher and MPI agree (`hpccoll.gate`).
 """
 
 import os
@@ -21,8 +21,8 @@ class Launch:
     Attributes
     ----------
     launcher : str
-        ``torchrun``, ``Open MPI mpirun``, ``PALS``, ``MVAPICH mpirun``, ``Hydra mpirun``, ``Flux``, ``srun`` or
-        ``PMIx``; ``RANK and WORLD_SIZE`` where only these two are set.
+        ``torchrun``, ``Open MPI mpirun``, ``PALS``, ``MVAPICH mpirun``, ``Hydra mpirun``, ``Flux``, ``srun``
+        or ``PMIx``; ``RANK and WORLD_SIZE`` where only these two are set.
     rank : int
         Rank in the job or job step.
     size : int or None
@@ -38,8 +38,8 @@ class Launch:
     local_size: int | None = None
 
 
-# launcher, the variable that marks it, rank, size, local rank, local size; the innermost comes first: a launcher
-# inside a job of another inherits the outer one's variables, never the other way round.
+# launcher, the variable that marks it, rank, size, local rank, local size; the innermost comes first: a
+# launcher inside a job of another inherits the outer one's variables, never the other way round.
 _TABLE = (
     ("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (
@@ -108,9 +108,9 @@ def hostname() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: of its affinity mask, hardware threads counted once, within its CPU quota.
+    """Cores that this process may use: those of its affinity mask, as far as its CPU quota reaches.
 
-    It is what ranks of one host share when they are not bound, and at least 1.
+    Hardware threads of a core count once. It is what the ranks of a host share, and at least 1.
     """
     try:
         threads = os.sched_getaffinity(0)
@@ -128,7 +128,7 @@ def _core_of(thread: int) -> str:
 
 
 def _cpu_quota() -> float:
-    """CPUs' worth of time that the control group grants (``docker run --cpus``), or infinity-like if it does not."""
+    """CPUs' worth of time that the control group grants (``docker run --cpus``), or very many."""
     unlimited = 1e9
     for root, names in (("", ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))):
         try:

@@ -4,7 +4,7 @@
 
     HpccollError
     ├── ArgumentError        (also ValueError)     a bad argument; nothing was sent
-    │   └── UnsupportedError                       the op has no meaning for the dtype, or the dtype cannot travel
+    │   └── UnsupportedError                       no meaning for the dtype, or it cannot travel
     ├── CommunicatorError    (also RuntimeError)   freed communicator, MPI finalised, thread level too low
     ├── LaunchError          (also RuntimeError)   N processes that are each rank 0 of 1
     ├── TransferError        (also RuntimeError)   MPI reported an error, or a message of another length came
@@ -52,7 +52,7 @@ class TransferError(HpccollError, RuntimeError):
 
 
 class WaitTimeout(HpccollError, TimeoutError):
-    """``wait(timeout_s=...)`` ran out. The operation is still under way and its buffers still belong to it."""
+    """``wait(timeout_s=...)`` ran out. The operation goes on, and its buffers still belong to it."""
 
 
 class VerificationError(HpccollError):

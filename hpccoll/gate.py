@@ -1,7 +1,7 @@
 """The world gate: refuses to go on as N processes that are each rank 0 of 1.
 
-That happens when the ``mpirun`` belongs to another MPI than the one mpi4py loads, or when ``srun`` and the MPI
-do not speak the same start-up protocol. Every process then computes, and writes, the whole job's result.
+That happens when the ``mpirun`` belongs to another MPI than the one mpi4py loads, or when ``srun`` and the
+MPI do not speak the same start-up protocol. Every process then computes, and writes, the whole job's result.
 """
 
 import os
@@ -38,8 +38,8 @@ def check_world(mpi_world: "Intracomm", environ: Mapping[str, str] | None = None
     Raises
     ------
     LaunchError
-        If the communicator has fewer ranks than were launched. The message names the MPI library, its file, the
-        launcher and what to do.
+        If the communicator has fewer ranks than were launched. The message names the MPI library, its file,
+        the launcher and what to do.
     """
     env = os.environ if environ is None else environ
     launch = detect(env)
@@ -74,7 +74,7 @@ def mpirun_of(library: Path | None) -> Path | None:
     """The ``mpirun`` installed with the MPI library `library`; None if there is none beside it."""
     if library is None:
         return None
-    flavours = ("mpirun",)
+    flavours: tuple[str, ...] = ("mpirun",)
     if re.search("openmpi|open-mpi", str(library)):
         flavours = ("mpirun.openmpi", "mpirun")
     elif "mpich" in str(library):
@@ -96,7 +96,7 @@ def _was_spawned() -> bool:
 def _message(launch: Launch, size: int, version: str, library: Path | None) -> str:
     ranks = "rank 0 of 1" if size == 1 else f"in a world of {size}"
     return (
-        f"{launch.launcher} started {launch.size} processes, but to MPI this one (number {launch.rank}) is {ranks}: "
+        f"{launch.launcher} started {launch.size} processes, but to MPI number {launch.rank} is {ranks}: "
         "launcher and MPI library do not belong together.\n"
         f"  MPI library: {version}\n"
         f"  loaded from: {library or 'unknown'}\n"

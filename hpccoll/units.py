@@ -30,7 +30,7 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"a size like 8, 4K, 1.5M or 1G is expected, got {text!r}")
     number, suffix, _ = match.groups()
-    factor = 1024 ** _SUFFIXES.index(suffix.upper())
+    factor = 1 << 10 * _SUFFIXES.index(suffix.upper())
     whole, _, fraction = number.partition(".")
     # In integers, because a float would round sizes above 2**53.
     numerator = int(whole + fraction) * factor
@@ -49,7 +49,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def format_time_us(time_us: float) -> str:
-    """`time_us` microseconds in the unit that suits, with three figures or more: ``"12.3 us"``, ``"4.56 ms"``."""
+    """`time_us` microseconds in the unit that suits, in three figures: ``"12.3 us"``, ``"4.56 ms"``."""
     for limit_us, unit in ((1e3, "us"), (1e6, "ms")):
         if abs(time_us) < limit_us * 0.9995:
             return f"{_three_figures(time_us / limit_us * 1e3)} {unit}"

@@ -79,7 +79,7 @@ print(digest.hexdigest())
 PY
 }
 
-complete() {
+is_complete() {
     "$VENV/bin/python" -c '
 import importlib.util, sys
 sys.exit(not all(map(importlib.util.find_spec, ("hpccoll", "mpi4py", "numpy", "torch", "pip"))))
@@ -120,14 +120,14 @@ install() {
 find_python
 WANTED=$(wanted)
 FOUND=$(cat "$STAMP" 2>/dev/null || true)
-if [[ $FOUND != "$WANTED" ]] || ! complete; then
+if [[ $FOUND != "$WANTED" ]] || ! is_complete; then
     # Where only the requirements have changed, what is there serves.
-    if [[ ${FOUND%%$'\n'*} != "${WANTED%%$'\n'*}" ]] || ! complete; then
+    if [[ ${FOUND%%$'\n'*} != "${WANTED%%$'\n'*}" ]] || ! is_complete; then
         create
     fi
     rm -f -- "$STAMP"
     install || die "pip could not install hpccoll into $VENV (its messages are above); run this again to start over"
-    complete || die "$VENV is not complete after the installation; delete it and run this again"
+    is_complete || die "$VENV is not complete after the installation; delete it and run this again"
     printf '%s\n' "$WANTED" >"$STAMP"
 fi
 
