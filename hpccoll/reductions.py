@@ -1,0 +1,205 @@
+"""The reductions: which operation has a meaning for which dtype, and how each is carried out.
+
+Most go to MPI as they are. Not so: booleans (bytes of 0 and 1, whose sum is "any" as in NumPy and torch), minimum and
+maximum of floats (MPI lets a NaN win or lose by the order of the ranks; here it always wins), averages (a sum, divided
+on arrival), the half types (:mod:`hpccoll.half`) and Python numbers (Python's own arithmetic).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpccoll import half, transport
+from hpccoll.buffers import Buffer, DType, dtype_of
+from hpccoll.errors import ArgumentError, UnsupportedError
+
+OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor")
+"""The names of the operations, in the order of the documentation."""
+
+
+def _propagating(ufunc: Callable[..., Any], dtype: str) -> Any:
+    def combine(incoming: Any, accumulated: Any, _: Any) -> None:
+        if len(accumulated):
+            total = np.frombuffer(accumulated, dtype)
+            ufunc(np.frombuffer(incoming, dtype), total, out=total)
+
+    return MPI.Op.Create(combine, commute=True)
+
+
+_INTEGER = {
+    "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX,
+    "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR, "land": MPI.LAND, "lor": MPI.LOR, "lxor": MPI.LXOR,
+}  # fmt: skip
+_BOOL = {
+    "sum": MPI.BOR, "prod": MPI.BAND, "min": MPI.BAND, "max": MPI.BOR,
+    "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR, "land": MPI.BAND, "lor": MPI.BOR, "lxor": MPI.BXOR,
+}  # fmt: skip
+_COMPLEX = {"sum": MPI.SUM, "prod": MPI.PROD, "avg": MPI.SUM}
+
+
+def _make_table(dtype: DType) -> dict[str, Any]:
+    if dtype.kind == "half":  # accumulated in float32
+        return _tables.get("float32") or _tables.setdefault("float32", _make_table(dtype_of(np.dtype("float32"))))
+    if dtype.kind == "float":
+        extremes = {"min": _propagating(np.minimum, dtype.name), "max": _propagating(np.maximum, dtype.name)}
+        return _COMPLEX | extremes
+    return {"int": _INTEGER, "bool": _BOOL, "complex": _COMPLEX}.get(dtype.kind, {})
+
+
+_tables: dict[str, dict[str, Any]] = {}
+
+
+def operation(op: str, dtype: DType, method: str) -> Any:
+    """Return the MPI operation that carries out `op` (on float32, for the half types).
+
+    Raises
+    ------
+    ArgumentError
+        There is no such operation.
+    UnsupportedError
+        It has no meaning for the dtype.
+    """
+    table = _tables.get(dtype.name)
+    if table is None:
+        table = _tables[dtype.name] = _make_table(dtype)
+    try:
+        return table[op]
+    except (KeyError, TypeError):
+        raise _refusal(op, dtype, method) from None
+
+
+def _refusal(op: Any, dtype: DType, method: str) -> ArgumentError:
+    if not isinstance(op, str) or op not in OPS:
+        return ArgumentError(f"{method}: `op` must be one of {', '.join(OPS)}; got {op!r}")
+    if dtype.kind in ("opaque", "quantized"):
+        return UnsupportedError(f"{method}: {dtype.name} can be moved but not reduced; convert it first, e.g. to float32")
+    if op == "avg":
+        return UnsupportedError(
+            f"{method}: an average of {dtype.name} would have to be rounded to {dtype.name}; "
+            'convert to a floating-point dtype, or use op="sum" and divide'
+        )
+    if dtype.kind == "complex":
+        return UnsupportedError(f"{method}: {op} has no meaning for {dtype.name}: complex numbers have no order and no bits")
+    return UnsupportedError(f"{method}: {op} has no meaning for {dtype.name}; it takes bool and integers")
+
+
+# ---- On buffers. `send` None means in place.
+
+
+def allreduce(mpi: Any, send: Buffer | None, recv: Buffer, op: str, mpi_op: Any) -> None:
+    if recv.dtype.kind == "half":
+        half.allreduce(mpi, send or recv, recv, op, mpi_op)
+        return
+    transport.allreduce(mpi, send, recv, mpi_op)
+    if op == "avg":
+        divide(recv, mpi.size)
+
+
+def reduce(mpi: Any, send: Buffer, recv: Buffer | None, in_place: bool, op: str, mpi_op: Any, root: int) -> None:
+    """`recv` is None except on the root."""
+    if send.dtype.kind == "half":
+        half.reduce(mpi, send, recv, op, mpi_op, root)
+        return
+    transport.reduce(mpi, None if in_place else send, recv, mpi_op, root)
+    if op == "avg" and recv is not None:
+        divide(recv, mpi.size)
+
+
+def reduce_scatter(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], op: str, mpi_op: Any) -> None:
+    if send.dtype.kind == "half":
+        half.reduce_scatter(mpi, send, recv, counts, op, mpi_op)
+        return
+    transport.reduce_scatter(mpi, send, recv, counts, mpi_op)
+    if op == "avg":
+        divide(recv, mpi.size)
+
+
+def scan(mpi: Any, send: Buffer | None, recv: Buffer, op: str, mpi_op: Any, exclusive: bool) -> None:
+    if recv.dtype.kind == "half":
+        half.scan(mpi, send or recv, recv, op, mpi_op, exclusive)
+    else:
+        transport.scan(mpi, send, recv, mpi_op, exclusive)
+        if op == "avg":
+            divide(recv, max(1, mpi.rank + (not exclusive)))
+    if exclusive and mpi.rank == 0:
+        recv.line[...] = identity(op, recv)
+
+
+def divide(buffer: Buffer, divisor: int) -> None:
+    """Divide in place, in the buffer's own precision."""
+    line = buffer.line
+    if divisor != 1:
+        line /= divisor
+
+
+def identity(op: str, buffer: Buffer) -> Any:
+    """Return the value that changes nothing: what an exclusive scan gives to rank 0."""
+    kind, itemsize = buffer.dtype.kind, buffer.dtype.itemsize
+    if op == "avg":
+        return math.nan
+    if op in ("sum", "bor", "bxor", "lor", "lxor"):
+        return 0
+    if op in ("prod", "land") or kind == "bool":
+        return int(op != "max")
+    if kind == "int":
+        signed = not buffer.dtype.name.startswith("u")
+        low, high = (-(1 << (8 * itemsize - 1)), (1 << (8 * itemsize - 1)) - 1) if signed else (0, (1 << 8 * itemsize) - 1)
+        if op == "band":
+            return -1 if signed else high
+        return high if op == "min" else low
+    return math.inf if op == "min" else -math.inf
+
+
+# ---- Python numbers
+
+
+def _extreme(choose: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    def combine(a: Any, b: Any) -> Any:
+        return a if a != a else b if b != b else choose(a, b)
+
+    return combine
+
+
+_PYTHON = {
+    "sum": operator.add, "avg": operator.add, "prod": operator.mul, "min": _extreme(min), "max": _extreme(max),
+    "band": operator.and_, "bor": operator.or_, "bxor": operator.xor,
+    "land": lambda a, b: bool(a) and bool(b), "lor": lambda a, b: bool(a) or bool(b),
+    "lxor": lambda a, b: bool(a) != bool(b),
+}  # fmt: skip
+
+
+_PYTHON_IDENTITY = {
+    "sum": 0, "avg": math.nan, "prod": 1, "min": math.inf, "max": -math.inf,
+    "band": -1, "bor": 0, "bxor": 0, "land": True, "lor": False, "lxor": False,
+}  # fmt: skip
+
+
+def check_number(op: Any, number: Any, method: str) -> None:
+    """Raise if there is no such operation, or none on this number."""
+    if not isinstance(op, str) or op not in OPS:
+        raise ArgumentError(f"{method}: `op` must be one of {', '.join(OPS)}; got {op!r}")
+    reduce_numbers([number, number], op, method)
+
+
+def reduce_numbers(numbers: Sequence[Any], op: str, method: str) -> Any:
+    """Reduce Python numbers in the order of the ranks, in Python's arithmetic (integers never overflow).
+
+    Raises
+    ------
+    UnsupportedError
+        The operation has no meaning for one of them.
+    """
+    try:
+        if not numbers:
+            return _PYTHON_IDENTITY[op]
+        total = functools.reduce(_PYTHON[op], numbers)
+        return total / len(numbers) if op == "avg" else total
+    except (TypeError, OverflowError) as error:
+        raise UnsupportedError(f"{method}: {op} of {', '.join(sorted({type(n).__name__ for n in numbers}))}: {error}") from None

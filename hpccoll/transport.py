@@ -1,0 +1,302 @@
+"""MPI calls on buffers of any size.
+
+MPI libraries without the large-count calls of MPI 4 take counts up to 2**31 - 1, and some count bytes of the whole
+message in an int inside. Here every collective has a plain form for messages below that and a form in parts above:
+reductions go piece by piece, movements as derived datatypes of which one element is the whole message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll.buffers import Buffer
+
+MAX_COUNT = 2**31 - 1
+"""The largest count, in elements or bytes, that is handed to MPI in one number (tests lower it)."""
+
+_BLOCK = 2**20
+
+
+def _pieces(count: int) -> Iterator[tuple[int, int]]:
+    step = MAX_COUNT if MAX_COUNT < _BLOCK else MAX_COUNT // _BLOCK * _BLOCK  # whole cache lines and pages
+    for start in range(0, count, step):
+        yield start, min(start + step, count)
+
+
+@contextlib.contextmanager
+def _whole(buffer: Buffer) -> Iterator[list[Any]]:
+    """Give the specification of a message however long: bytes, or one element of a datatype as long as it."""
+    nbytes = buffer.nbytes
+    if nbytes <= MAX_COUNT:
+        yield buffer.raw()
+        return
+    datatype = _span(0, nbytes)
+    try:
+        yield [buffer.memory, 1, datatype]
+    finally:
+        datatype.Free()
+
+
+def _span(offset: int, nbytes: int) -> Any:
+    """Make a datatype that covers the bytes from `offset` on."""
+    blocks, rest = divmod(nbytes, _BLOCK)
+    block = MPI.BYTE.Create_contiguous(_BLOCK)
+    span = MPI.Datatype.Create_struct([blocks, rest], [offset, offset + blocks * _BLOCK], [block, MPI.BYTE])
+    block.Free()
+    return span.Commit()
+
+
+# ---- Reductions. `send` None means in place.
+
+
+def _pairs(send: Buffer | None, recv: Buffer | None) -> Iterator[tuple[Any, Any]]:
+    """Give the specifications of both sides, piece by piece where the count is too large for one call."""
+    count = (recv or send).count  # type: ignore[union-attr]
+    if count <= MAX_COUNT:
+        yield MPI.IN_PLACE if send is None else send.typed(), None if recv is None else recv.typed()
+        return
+    for part in _pieces(count):
+        yield (
+            MPI.IN_PLACE if send is None else send.typed_part(*part),
+            None if recv is None else recv.typed_part(*part),
+        )
+
+
+def allreduce(mpi: Any, send: Buffer | None, recv: Buffer, op: Any) -> None:
+    for outgoing, incoming in _pairs(send, recv):
+        mpi.Allreduce(outgoing, incoming, op)
+
+
+def reduce(mpi: Any, send: Buffer | None, recv: Buffer | None, op: Any, root: int) -> None:
+    """On the root `send` None means in place; elsewhere `recv` is None."""
+    for outgoing, incoming in _pairs(send, recv):
+        mpi.Reduce(outgoing, incoming, op, root)
+
+
+def reduce_scatter(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], op: Any) -> None:
+    """`counts` are the elements of each rank's block."""
+    if send.count > MAX_COUNT:
+        _reduce_blocks(mpi, send, recv, counts, op)
+    elif len(set(counts)) == 1:
+        mpi.Reduce_scatter_block(send.typed(), recv.typed(), op)
+    else:
+        mpi.Reduce_scatter(send.typed(), recv.typed(), list(counts), op)
+
+
+def _reduce_blocks(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], op: Any) -> None:
+    start = 0
+    for root, count in enumerate(counts):
+        for first, last in _pieces(count):
+            mpi.Reduce(
+                send.typed_part(start + first, start + last),
+                recv.typed_part(first, last) if root == mpi.rank else None,
+                op,
+                root,
+            )
+        start += count
+
+
+def scan(mpi: Any, send: Buffer | None, recv: Buffer, op: Any, exclusive: bool) -> None:
+    call = mpi.Exscan if exclusive else mpi.Scan
+    for outgoing, incoming in _pairs(send, recv):
+        call(outgoing, incoming, op)
+
+
+# ---- Movements. Offsets and lengths are in elements of the buffers.
+
+
+def broadcast(mpi: Any, buffer: Buffer, root: int) -> None:
+    with _whole(buffer) as message:
+        mpi.Bcast(message, root)
+
+
+def allgather(mpi: Any, send: Buffer | None, recv: Buffer, counts: Sequence[int] | None) -> None:
+    """`send` None means in place; `counts` None means equal blocks."""
+    if recv.nbytes <= MAX_COUNT:
+        outgoing = MPI.IN_PLACE if send is None else send.raw()
+        if counts is None:
+            mpi.Allgather(outgoing, [recv.memory, recv.nbytes // mpi.size, MPI.BYTE])
+        else:
+            mpi.Allgatherv(outgoing, _vector(recv, counts))
+        return
+    parts = _parts(counts or _even(recv, mpi.size))
+    if send is None:
+        for root, part in enumerate(parts):
+            _broadcast_part(mpi, recv, part, root)
+    else:
+        _exchange(mpi, send, [(0, send.count)] * mpi.size, recv, parts)
+
+
+def gather(
+    mpi: Any, send: Buffer | None, recv: Buffer | None, counts: Sequence[int] | None, root: int, total: int
+) -> None:
+    """`total`, the bytes that the root receives, decides the form, the same on all ranks.
+
+    On the root `send` None means in place; elsewhere `recv` is None.
+    """
+    if total > MAX_COUNT:
+        outgoing, incoming = _nothing(mpi.size), _nothing(mpi.size)
+        if recv is not None:
+            incoming = _parts(counts or _even(recv, mpi.size))
+        if send is not None:
+            outgoing[root] = (0, send.count)
+        else:
+            incoming[root] = (0, 0)
+        _exchange(mpi, send, outgoing, recv, incoming)
+    else:
+        call = mpi.Gather if counts is None else mpi.Gatherv
+        call(MPI.IN_PLACE if send is None else send.raw(), _blocks(recv, counts, mpi.size), root)
+
+
+def scatter(
+    mpi: Any, send: Buffer | None, recv: Buffer | None, counts: Sequence[int] | None, root: int, total: int
+) -> None:
+    """As :func:`gather`, the other way; on the root `recv` None means that its block stays where it is."""
+    if total > MAX_COUNT:
+        outgoing, incoming = _nothing(mpi.size), _nothing(mpi.size)
+        if send is not None:
+            outgoing = _parts(counts or _even(send, mpi.size))
+        if recv is not None:
+            incoming[root] = (0, recv.count)
+        else:
+            outgoing[root] = (0, 0)
+        _exchange(mpi, send, outgoing, recv, incoming)
+    else:
+        call = mpi.Scatter if counts is None else mpi.Scatterv
+        call(_blocks(send, counts, mpi.size), MPI.IN_PLACE if recv is None else recv.raw(), root)
+
+
+def alltoall(mpi: Any, send: Buffer, recv: Buffer) -> None:
+    """Exchange equal blocks."""
+    if send.nbytes > MAX_COUNT:
+        alltoallv(mpi, send, recv, _even(send, mpi.size), _even(recv, mpi.size))
+    else:
+        size = send.nbytes // mpi.size
+        mpi.Alltoall([send.memory, size, MPI.BYTE], [recv.memory, size, MPI.BYTE])
+
+
+def alltoallv(
+    mpi: Any, send: Buffer, recv: Buffer, send_counts: Sequence[int], recv_counts: Sequence[int]
+) -> None:
+    """Exchange blocks of any sizes; no rank knows whether another one's message is large."""
+    _exchange(mpi, send, _parts(send_counts), recv, _parts(recv_counts))
+
+
+def exchange_blocks(
+    mpi: Any, send: Buffer, recv: Buffer, send_counts: Sequence[int], recv_counts: Sequence[int], skip_own: bool
+) -> None:
+    """Exchange blocks whose sizes follow from one that all ranks know, so that all choose the same form.
+
+    With `skip_own` the block for this rank itself is left out; `recv` then holds no place for it.
+    """
+    outgoing = _parts(send_counts)
+    if skip_own:
+        outgoing[mpi.rank] = (0, 0)
+    if max(send.nbytes, recv.nbytes) > MAX_COUNT - mpi.size * _BLOCK:
+        _exchange(mpi, send, outgoing, recv, _parts(recv_counts))
+        return
+    size = send.dtype.itemsize
+    offsets, counts = [offset * size for offset, _ in outgoing], [count * size for _, count in outgoing]
+    mpi.Alltoallv([send.memory, counts, offsets, MPI.BYTE], _vector(recv, recv_counts))
+
+
+def _even(buffer: Buffer, size: int) -> list[int]:
+    return [buffer.count // size] * size
+
+
+def _parts(counts: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(accumulate(counts, initial=0), counts))
+
+
+def _nothing(size: int) -> list[tuple[int, int]]:
+    return [(0, 0)] * size
+
+
+def _blocks(buffer: Buffer | None, counts: Sequence[int] | None, size: int) -> list[Any] | None:
+    if buffer is None:
+        return None
+    return _vector(buffer, counts) if counts is not None else [buffer.memory, buffer.nbytes // size, MPI.BYTE]
+
+
+def _vector(buffer: Buffer, counts: Sequence[int]) -> list[Any]:
+    size = buffer.dtype.itemsize
+    lengths = [count * size for count in counts]
+    return [buffer.memory, lengths, list(accumulate(lengths[:-1], initial=0)), MPI.BYTE]
+
+
+def _broadcast_part(mpi: Any, buffer: Buffer, part: tuple[int, int], root: int) -> None:
+    size = buffer.dtype.itemsize
+    datatype = _span(part[0] * size, part[1] * size)
+    try:
+        mpi.Bcast([buffer.memory, 1, datatype], root)
+    finally:
+        datatype.Free()
+
+
+def _exchange(
+    mpi: Any,
+    send: Buffer | None,
+    outgoing: Sequence[tuple[int, int]],
+    recv: Buffer | None,
+    incoming: Sequence[tuple[int, int]],
+) -> None:
+    """Move any part, given as (offset, count), to any rank by one Alltoallw.
+
+    Its counts and displacements are ints, so a part beyond their range becomes one element of a datatype that holds
+    offset and length. The two forms meet freely: what has to agree is the bytes.
+    """
+    made: list[Any] = []
+
+    def message(buffer: Buffer | None, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        if buffer is None:
+            return [None, [0] * len(parts), [0] * len(parts), [MPI.BYTE] * len(parts)]
+        counts, offsets, types = [], [], []
+        for offset, count in parts:
+            offset, count, datatype = offset * buffer.dtype.itemsize, count * buffer.dtype.itemsize, MPI.BYTE
+            if offset + count > MAX_COUNT:
+                datatype = _span(offset, count)
+                offset, count = 0, 1
+                made.append(datatype)
+            counts.append(count)
+            offsets.append(offset)
+            types.append(datatype)
+        return [buffer.memory, counts, offsets, types]
+
+    try:
+        mpi.Alltoallw(message(send, outgoing), message(recv, incoming))
+    finally:
+        for datatype in made:
+            datatype.Free()
+
+
+# ---- Point to point
+
+
+def send(mpi: Any, buffer: Buffer, dest: int, tag: int) -> None:
+    with _whole(buffer) as message:
+        mpi.Send(message, dest, tag)
+
+
+def recv(mpi: Any, buffer: Buffer, source: int, tag: int, status: Any) -> None:
+    with _whole(buffer) as message:
+        mpi.Recv(message, source, tag, status)
+
+
+def isend(mpi: Any, buffer: Buffer, dest: int, tag: int) -> Any:
+    with _whole(buffer) as message:  # MPI keeps the datatype alive until the request is complete
+        return mpi.Isend(message, dest, tag)
+
+
+def irecv(mpi: Any, buffer: Buffer, source: int, tag: int) -> Any:
+    with _whole(buffer) as message:
+        return mpi.Irecv(message, source, tag)
+
+
+def sendrecv(mpi: Any, out: Buffer, dest: int, sendtag: int, into: Buffer, source: int, recvtag: int, status: Any) -> None:
+    with _whole(out) as outgoing, _whole(into) as incoming:
+        mpi.Sendrecv(outgoing, dest, sendtag, incoming, source, recvtag, status)
