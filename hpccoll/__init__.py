@@ -10,12 +10,12 @@ are first used. The programs are modules (``python -m hpccoll.allreduce``); the 
     total = comm.allreduce(x)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+import importlib as _importlib
+import typing as _typing
 
 from hpccoll._version import __version__
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from hpccoll.aborting import abort_on_exception
     from hpccoll.comm import Comm, world
     from hpccoll.errors import (
@@ -65,10 +65,10 @@ _MODULE_OF = {
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
+    value = getattr(_importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value  # the next look-up does not come here
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__})  # so that completion shows what is not loaded yet

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,11 +47,13 @@ def _imports_main(node: ast.stmt) -> bool:
 
 
 def _first_line(tree: ast.Module, path: Path) -> str:
+    """First line of the docstring, without the command that it may open with."""
     text = ast.get_docstring(tree)
     package = path / "__init__.py"
     if package.is_file():  # a package tells more about itself than its __main__ does
         text = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or text
-    return (text or "").partition("\n")[0].rstrip(".")
+    line = re.sub(r"^``mpirun [^`]*``:?\s*", "", (text or "").partition("\n")[0].rstrip("."))
+    return line[:1].upper() + line[1:]
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -30,11 +30,11 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"a size like 8, 4K, 1.5M or 1G is expected, got {text!r}")
     number, suffix, _ = match.groups()
-    factor = 1 << 10 * _SUFFIXES.index(suffix.upper())
+    factor: int = 1024 ** _SUFFIXES.index(suffix.upper())
     whole, _, fraction = number.partition(".")
     # In integers, because a float would round sizes above 2**53.
-    numerator = int(whole + fraction) * factor
-    nbytes, rest = divmod(numerator, 10 ** len(fraction))
+    scale: int = 10 ** len(fraction)
+    nbytes, rest = divmod(int(whole + fraction) * factor, scale)
     if rest:
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return nbytes
