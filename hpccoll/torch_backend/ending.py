@@ -1,0 +1,96 @@
+"""How a rank ends: by an exception, after a timeout, and what becomes of its forked children."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import warnings
+from typing import Any
+
+import hpccoll
+
+_GRACE_S = 5.0
+_meeting: Any = None
+_timed_out = False
+_forks_guarded = False
+_warned = False
+
+
+def prepare(world: hpccoll.Comm) -> None:
+    """Make what the ranks need to meet at their end. Every rank has to call it."""
+    global _meeting
+    if _meeting is None and world.size > 1:
+        _meeting = world.run("init_process_group", world.mpi.Dup)
+
+
+def end_job_on_exception() -> None:
+    """Let an uncaught exception on one rank end the job with its traceback.
+
+    The others would wait for that rank for ever. ``HPCCOLL_TORCH_ABORT=0`` leaves Python's own behaviour.
+    """
+    if os.environ.get("HPCCOLL_TORCH_ABORT", "1") != "0":
+        hpccoll.abort_on_exception()
+
+
+def after_timeout() -> None:
+    """Remember that operations are left in MPI that can never be complete."""
+    global _timed_out
+    if not _timed_out:
+        _timed_out = True
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    # MPI_Finalize waits for the other ranks. Those that have timed out as well come here; one that hangs does not.
+    from mpi4py import MPI
+
+    if _meeting is None or MPI.Is_finalized():
+        return
+    request = _meeting.Ibarrier()
+    deadline = time.monotonic() + _GRACE_S
+    while not request.Test():
+        if time.monotonic() > deadline:
+            print(
+                f"hpccoll: rank {MPI.COMM_WORLD.rank} has come to its end after a timeout, others have not within "
+                f"{_GRACE_S:g} s; ending the job",
+                file=sys.stderr,
+                flush=True,
+            )
+            time.sleep(0.2)  # the launcher may drop what is still in its pipe
+            MPI.COMM_WORLD.Abort(1)
+        time.sleep(0.01)
+
+
+def guard_forks() -> None:
+    """Warn once when this process forks, and let a forked child's operations raise."""
+    global _forks_guarded
+    if not _forks_guarded and hasattr(os, "register_at_fork"):
+        _forks_guarded = True
+        os.register_at_fork(before=_warn_of_fork, after_in_child=_forbid_in_child)
+
+
+def _warn_of_fork() -> None:
+    global _warned
+    from hpccoll.torch_backend.process_group import live_groups
+
+    if _warned or not live_groups():
+        return
+    _warned = True
+    warnings.warn(
+        "this process forks after MPI has started. The child can compute and read files, but must not communicate, and "
+        'on some networks MPI itself may crash. For a DataLoader give multiprocessing_context="forkserver" or '
+        '"spawn", or make its workers before init_process_group',
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _forbid_in_child() -> None:
+    from hpccoll.torch_backend.process_group import live_groups
+
+    for group in live_groups():
+        group.forbid(
+            "this process was forked from an MPI rank and cannot use its process groups: MPI does not survive a fork"
+        )
