@@ -27,6 +27,8 @@ _DRAIN_S = 0.2
 # MPI_Abort has to reach the launcher; if it does not return by then, the process leaves without it.
 _ABORT_LIMIT_S = 5.0
 _INTERRUPTED = 130
+# On COMM_WORLD, where hpccoll itself sends nothing else; every MPI has tags up to 32767.
+_TAG = 32713
 
 _installed = False
 _once = threading.Lock()
@@ -106,24 +108,32 @@ def _leave(status: int) -> NoReturn:
 
 
 def _agreed_status(world: Any, status: int) -> int | None:
-    """Largest status of all ranks, once they all are at their end; None if that does not happen soon enough.
+    """Largest status of all ranks, once all are at their end; None if that does not happen soon enough.
 
     A rank that has failed waits for GRACE_S, one that has succeeded for as long as it takes.
+
+    In rounds of messages, since a rank that is stuck in a collective must not be taken for one that agrees:
+    Open MPI makes communicators with non-blocking collectives on their parent, and those matched an Iallreduce.
     """
     from mpi4py import MPI
 
-    mine, largest = array("i", [abs(status)]), array("i", [0])
-    # On COMM_WORLD itself: hpccoll's traffic runs on duplicates, so nothing else can match it. Not blocking,
-    # since the others may be stuck elsewhere.
-    request = world.Iallreduce([mine, 1, MPI.INT], [largest, 1, MPI.INT], MPI.MAX)
     give_up = time.monotonic() + GRACE_S if status else float("inf")
-    pause_s = 1e-5
-    while not request.Test():
-        if time.monotonic() > give_up:
-            return None
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 2, 0.02)
-    return largest[0]
+    largest, distance = abs(status), 1
+    while distance < world.size:
+        outgoing, incoming = array("i", [largest]), array("i", [0])
+        requests = [
+            world.Irecv([incoming, 1, MPI.INT], (world.rank - distance) % world.size, _TAG),
+            world.Isend([outgoing, 1, MPI.INT], (world.rank + distance) % world.size, _TAG),
+        ]
+        pause_s = 1e-5
+        while not MPI.Request.Testall(requests):
+            if time.monotonic() > give_up:
+                return None
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.02)
+        largest = max(largest, incoming[0])
+        distance *= 2
+    return largest
 
 
 def _main_thread_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,0 +1,231 @@
+"""One rank fails, the job ends: soon, with its traceback and a non-zero status."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Mpirun, launch_environment
+
+from hpccoll import abort_on_exception, aborting
+
+# On rank 1 what the test is about happens, while the others wait in a barrier that never comes.
+USER_SCRIPT = """
+import sys, threading, time
+from mpi4py import MPI
+import hpccoll
+hpccoll.abort_on_exception()
+comm = MPI.COMM_WORLD
+def fail():
+    raise ValueError("boom")
+{rank_all}
+if comm.rank == 1:
+    {rank_1}
+comm.Barrier()
+print("went on", flush=True)
+"""
+PROGRAM = """
+import sys, time
+from hpccoll.aborting import run_program
+def main(argv):
+    from mpi4py import MPI
+    rank = MPI.COMM_WORLD.rank
+    print("in", argv, flush=True)
+    {body}
+run_program(main, ["-x"])
+"""
+KEEP = "threading.Thread(target=time.sleep, args=(300,)).start()"  # a thread that outlives everything
+SOON_S = 25.0  # on a busy machine, the start of MPI included
+
+
+def user_script(rank_1: str, rank_all: str = "pass") -> str:
+    return USER_SCRIPT.format(rank_1=rank_1, rank_all=rank_all)
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "rank_all", "where"),
+    [
+        ("fail()", "pass", ""),
+        ("fail()", KEEP, ""),
+        ("threading.Thread(target=fail, name='worker').start(); time.sleep(60)", "pass", ", thread 'worker'"),
+        ("threading.Thread(target=fail, name='worker').start(); time.sleep(60)", KEEP, ", thread 'worker'"),
+    ],
+    ids=["main", "main-with-thread", "thread", "thread-with-thread"],
+)
+def test_exception_ends_the_job(mpirun: Mpirun, rank_1: str, rank_all: str, where: str) -> None:
+    start = time.monotonic()
+    done = mpirun(3, "-c", user_script(rank_1, rank_all), check=False)
+    assert done.returncode not in (0, None)
+    assert time.monotonic() - start < SOON_S
+    assert re.search(rf"^rank 1 of 3 on [\w.-]+{where}:\nTraceback \(most", done.stderr, re.MULTILINE), (
+        done.stderr
+    )
+    assert "\nValueError: boom\n" in done.stderr
+    assert "went on" not in done.stdout
+
+
+def test_long_traceback_is_whole(mpirun: Mpirun) -> None:
+    done = mpirun(2, "-c", user_script("raise ValueError('x' * 100_000 + 'end')"), check=False)
+    assert "x" * 100_000 + "end\n" in done.stderr
+
+
+def test_tracebacks_of_all_ranks_do_not_mix(mpirun: Mpirun) -> None:
+    done = mpirun(3, "-c", user_script("pass", "comm.Barrier(); fail()"), check=False)
+    assert done.returncode != 0
+    pieces = re.findall(r"rank \d of 3 on [\w.-]+:\nTraceback.*\n(?:  .*\n)+ValueError: boom\n", done.stderr)
+    assert 1 <= len(pieces) == len(re.findall(r"^rank \d of 3 on", done.stderr, re.MULTILINE)), done.stderr
+
+
+def test_interrupt_is_130(mpirun: Mpirun) -> None:
+    done = mpirun(2, "-c", user_script("raise KeyboardInterrupt"), check=False)
+    assert done.returncode == 130
+    assert re.search(r"rank 1 of 2 on \S+: interrupted", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_exit_on_one_rank_keeps_its_status(mpirun: Mpirun) -> None:
+    done = mpirun(2, "-c", user_script("sys.exit(3)"), check=False)
+    assert done.returncode == 3
+    assert "went on" not in done.stdout
+
+
+def test_exit_with_a_message(mpirun: Mpirun) -> None:
+    done = mpirun(2, "-c", user_script("sys.exit('no such lattice')"), check=False)
+    assert done.returncode == 1
+    assert "no such lattice" in done.stderr
+
+
+def test_exit_on_all_ranks_is_no_abort(mpirun: Mpirun) -> None:
+    done = mpirun(2, "-c", user_script("pass", "sys.exit(5)"), check=False)
+    assert done.returncode == 5
+    assert "MPI_ABORT" not in done.stderr
+
+
+def test_exit_that_is_caught_goes_on(mpirun: Mpirun) -> None:
+    """As argparse's does in tests; reading `code` must not count as leaving."""
+    catch = "\n    try:\n        sys.exit(3)\n    except SystemExit as end:\n        assert end.code == 3"
+    done = mpirun(2, "-c", user_script(catch))
+    assert done.stdout.count("went on") == 2
+
+
+def test_nothing_happens_to_a_good_job(mpirun: Mpirun) -> None:
+    done = mpirun(2, "-c", user_script("sys.exit", "hpccoll.abort_on_exception()"))
+    assert done.stdout.count("went on") == 2
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("return 0", 0),
+        ("return None", 0),
+        ("return 3", 3),
+        ("raise SystemExit(4)", 4),
+        ("return 3 if rank == 1 else 0", 3),  # all come to their end
+        ("time.sleep(rank); return 3 if rank == 0 else 0", 3),
+    ],
+)
+def test_status_of_a_program(mpirun: Mpirun, body: str, status: int) -> None:
+    done = mpirun(2, "-c", PROGRAM.format(body=body), check=False)
+    assert done.returncode == status
+    assert done.stdout.count("in ['-x']") == 2
+    assert "MPI_ABORT" not in done.stderr
+
+
+@pytest.mark.parametrize("leave", ["return 7", "sys.exit(7)", "raise SystemExit(7)"])
+def test_a_program_that_leaves_others_waiting(mpirun: Mpirun, leave: str) -> None:
+    start = time.monotonic()
+    body = f"\n    if rank == 1:\n        {leave}\n    MPI.COMM_WORLD.Dup().Barrier()"
+    done = mpirun(2, "-c", PROGRAM.format(body=body), check=False)
+    assert done.returncode == 7
+    assert time.monotonic() - start < SOON_S
+
+
+def test_exception_in_a_program(mpirun: Mpirun) -> None:
+    body = "\n    if rank == 1:\n        raise ValueError('boom')\n    MPI.COMM_WORLD.Barrier()"
+    done = mpirun(2, "-c", PROGRAM.format(body=body), check=False)
+    assert done.returncode == 1
+    assert re.search(r"rank 1 of 2 on \S+:\nTraceback", done.stderr)
+
+
+def test_usage_error_of_rank_0_is_seen(mpirun: Mpirun) -> None:
+    """Before MPI is started, on ranks that all leave with status 2, the first of which ends the job."""
+    body = """
+    pass
+from hpccoll.environment import is_first_rank
+def main(argv):
+    if is_first_rank():
+        time.sleep(0.5)
+        print("bad option", file=sys.stderr, flush=True)
+    return 2
+    """
+    done = mpirun(2, "-c", PROGRAM.format(body=body), check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("bad option") == 1
+
+
+# ---- without MPI
+
+
+def run_alone(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", code], env=launch_environment(1), capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("mpi", ["", "from mpi4py import MPI"], ids=["no-mpi", "one-rank"])
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("fail()", 1),
+        (f"{KEEP}; fail()", 1),
+        ("threading.Thread(target=fail).start(); time.sleep(60)", 1),
+        ("sys.exit(3)", 3),
+        ("raise SystemExit(3)", 3),
+        ("sys.exit('words')", 1),
+        ("raise KeyboardInterrupt", 130),
+        ("pass", 0),
+    ],
+)
+def test_a_single_process(mpi: str, ending: str, status: int) -> None:
+    code = (
+        "import hpccoll, sys, threading, time; hpccoll.abort_on_exception()\n"
+        f"def fail(): raise ValueError('boom')\n{mpi}\n{ending}"
+    )
+    done = run_alone(code)
+    assert done.returncode == status, done.stderr
+    assert done.stderr.count("ValueError: boom") == ("fail" in ending)
+    assert done.stderr.count("Traceback") == ("fail" in ending)
+
+
+def test_exit_hooks_run_for_a_single_process(tmp_path: Path) -> None:
+    code = (
+        "import atexit, hpccoll, sys; hpccoll.abort_on_exception()\n"
+        f"atexit.register(open, {str(tmp_path / 'left')!r}, 'w')\nraise ValueError('boom')"
+    )
+    assert run_alone(code).returncode == 1
+    assert (tmp_path / "left").exists()
+
+
+def test_closed_standard_error() -> None:
+    code = "import hpccoll, sys; hpccoll.abort_on_exception(); sys.stderr.close(); raise ValueError('boom')"
+    assert run_alone(code).returncode == 1
+
+
+def test_hooks_are_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    for module, name in ((sys, "excepthook"), (threading, "excepthook"), (sys, "exit")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    registered: list[object] = []
+    monkeypatch.setattr(aborting, "_installed", False)
+    monkeypatch.setattr(aborting.atexit, "register", registered.append)
+    abort_on_exception()
+    hook = sys.excepthook
+    sys.excepthook = sys.__excepthook__
+    abort_on_exception()
+    assert sys.excepthook is sys.__excepthook__
+    assert hook is aborting._main_thread_hook
+    assert len(registered) == 1
