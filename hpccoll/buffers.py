@@ -70,6 +70,7 @@ _numpy_dtypes = {
 }
 _numpy_dtypes[np.dtype(bool)] = _DTYPES["bool"]
 _torch_dtypes: dict[Any, DType] = {}
+_torch_direct: dict[Any, DType] = {}  # those whose bytes are all there is to them, and that MPI reduces
 
 
 def dtype_of(dtype: Any) -> DType:
@@ -87,41 +88,40 @@ def dtype_of(dtype: Any) -> DType:
     kind = "quantized" if name.startswith(("qint", "quint")) else "opaque"
     found = _DTYPES.get(name) or DType(name, dtype.itemsize, kind, None)
     _torch_dtypes[dtype] = found
+    if found.mpi is not None and found.kind != "complex":
+        _torch_direct[dtype] = found
     return found
 
 
 class Buffer:
-    """Host memory in C order that MPI may use, and the caller's object behind it.
+    """Host memory in C order that MPI may use where it lies.
 
     Attributes
     ----------
     user : ndarray or torch.Tensor
         What the caller passed, or the new object that will be returned.
-    flat : ndarray or torch.Tensor
-        The contiguous host object that MPI reads or writes: `user` itself unless staged.
     memory : object
-        `flat` in the form that mpi4py takes beside an explicit count and datatype.
+        The form that mpi4py takes beside an explicit count and datatype.
     dtype : DType
     shape : tuple of int
-        The shape of `user`.
     count : int
         Elements.
-    staged : bool
-        Whether `flat` is a copy.
     """
 
-    __slots__ = ("count", "dtype", "flat", "memory", "scalar", "shape", "staged", "stream", "user")
+    __slots__ = ("count", "dtype", "memory", "shape", "user")
+    staged = False
 
-    def __init__(self, user: Any, flat: Any, memory: Any, dtype: DType, shape: Any, count: int, staged: bool):
+    def __init__(self, user: Any, memory: Any, dtype: DType, shape: Any, count: int):
         self.user = user
-        self.flat = flat
         self.memory = memory
         self.dtype = dtype
         self.shape = shape
         self.count = count
-        self.staged = staged
-        self.scalar = False
-        self.stream = None
+
+    @property
+    def flat(self) -> Any:
+        """The contiguous host object that MPI reads or writes."""
+        return self.user
 
     @property
     def nbytes(self) -> int:
@@ -129,11 +129,12 @@ class Buffer:
 
     @property
     def is_torch(self) -> bool:
-        return not isinstance(self.flat, _ndarray)
+        return not isinstance(self.user, _ndarray)
 
     @property
     def address(self) -> int:
-        return self.flat.data_ptr() if self.is_torch else MPI.memory.frombuffer(self.memory).address
+        memory = self.memory
+        return memory.address if memory.__class__ is MPI.memory else MPI.memory.frombuffer(memory).address
 
     @property
     def line(self) -> Any:
@@ -154,24 +155,51 @@ class Buffer:
         return [_address(self.address + start * size, (stop - start) * size), stop - start, self.dtype.mpi]
 
     def finish(self) -> Any:
-        """Copy a staged result back to where it belongs; return the caller's object."""
-        if self.staged:
-            self._unstage()
-        return self.user[()] if self.scalar else self.user
+        """Bring a result to where it belongs; return the caller's object."""
+        return self.user
 
-    def _unstage(self) -> None:
+
+class StagedBuffer(Buffer):
+    """A copy in host memory, in C order, of what MPI cannot use where it lies.
+
+    Attributes
+    ----------
+    flat : ndarray or torch.Tensor
+        The copy.
+    stream : torch.cuda.Stream or None
+        The one that was current when the operation was issued.
+    scalar : bool
+        Whether the caller gets a NumPy scalar.
+    """
+
+    __slots__ = ("_flat", "scalar", "stream")
+    staged = True
+
+    def __init__(self, user: Any, flat: Any, memory: Any, dtype: DType, stream: Any = None, scalar: bool = False):
+        super().__init__(user, memory, dtype, user.shape, flat.numel() if hasattr(flat, "numel") else flat.size)
+        self._flat = flat
+        self.stream = stream
+        self.scalar = scalar
+
+    @property
+    def flat(self) -> Any:
+        return self._flat
+
+    def finish(self) -> Any:
         if not self.is_torch:
-            np.copyto(self.user, self.flat.reshape(self.shape))
-        elif self.stream is None:
-            # Autograd must not see this: the collective is not a differentiable operation, and `user` may be a leaf.
-            self.user.detach().copy_(self.flat)
-        else:
-            import torch
+            np.copyto(self.user, self._flat)
+            return self.user[()] if self.scalar else self.user
+        # Autograd must not see this: the collective is not a differentiable operation, and `user` may be a leaf.
+        if self.stream is None:
+            self.user.detach().copy_(self._flat)
+            return self.user
+        import torch
 
-            # The result belongs on the stream that was current when the operation was issued, whichever thread ends it.
-            with torch.cuda.device(self.user.device), torch.cuda.stream(self.stream):
-                self.user.detach().copy_(self.flat)
-                self.stream.synchronize()
+        # The result belongs on the stream that was current when the operation was issued, whichever thread ends it.
+        with torch.cuda.device(self.user.device), torch.cuda.stream(self.stream):
+            self.user.detach().copy_(self._flat)
+            self.stream.synchronize()
+        return self.user
 
 
 def source(x: Any, method: str, name: str = "x") -> Buffer:
@@ -222,53 +250,88 @@ def target(out: Any, like: Buffer, shape: tuple[int, ...], method: str, name: st
         if not like.is_torch and not out.flags.writeable:
             raise ArgumentError(f"{method}: `{name}` is read-only; pass an array that may be written")
         return like
-    if not like.is_torch:
-        if not isinstance(out, _ndarray):
-            raise ArgumentError(f"{method}: `{name}` must be a NumPy array, as the input is; got {_kind_name(out)}")
-        if out.dtype != like.user.dtype:
-            raise ArgumentError(f"{method}: `{name}` must have dtype {like.user.dtype}, got {out.dtype}")
-        if out.shape != shape:
-            raise ArgumentError(f"{method}: `{name}` must have shape {tuple(shape)}, got {out.shape}")
-        return destination(out, method, name)
-    if not isinstance(out, sys.modules["torch"].Tensor):
-        raise ArgumentError(f"{method}: `{name}` must be a torch tensor, as the input is; got {_kind_name(out)}")
     user = like.user
-    if out.dtype != user.dtype:
+    if out.__class__ is not user.__class__:
+        _check_kind(out, user, method, name)
+    if out.dtype is not user.dtype and out.dtype != user.dtype:
         raise ArgumentError(f"{method}: `{name}` must have dtype {user.dtype}, got {out.dtype}")
-    if out.device != user.device:
-        raise ArgumentError(f"{method}: `{name}` must be on device {user.device}, got {out.device}")
     if out.shape != shape:
         raise ArgumentError(f"{method}: `{name}` must have shape {tuple(shape)}, got {tuple(out.shape)}")
+    if user.__class__ is not _ndarray and like.is_torch and not (user.is_cpu and out.is_cpu) and out.device != user.device:
+        raise ArgumentError(f"{method}: `{name}` must be on device {user.device}, got {out.device}")
     return destination(out, method, name)
 
 
-def destination(x: Any, method: str, name: str = "x", keep: bool = False) -> Buffer:
-    """Open an object that MPI will write, whatever its shape and dtype.
+def _check_kind(out: Any, user: Any, method: str, name: str) -> None:
+    kind = _ndarray if isinstance(user, _ndarray) else sys.modules["torch"].Tensor
+    if not isinstance(out, kind):
+        wanted = "NumPy array" if kind is _ndarray else "torch tensor"
+        raise ArgumentError(f"{method}: `{name}` must be a {wanted}, as the input is; got {_kind_name(out)}")
 
-    Parameters
-    ----------
-    keep : bool
-        Whether MPI reads the present contents too, so that a staged copy has to begin with them.
+
+def destination(x: Any, method: str, name: str = "x") -> Buffer:
+    """Open an object that MPI will write, whatever its shape and dtype.
 
     Raises
     ------
     ArgumentError
         It cannot be written, or several of its elements share memory.
     """
-    if isinstance(x, _ndarray):
+    if x.__class__ is _ndarray or isinstance(x, _ndarray):
         flags = x.flags
         if not flags.writeable:
             raise ArgumentError(f"{method}: `{name}` is read-only; pass an array that may be written")
-        if flags.c_contiguous or _distinct(x.shape, x.strides, x.itemsize):
-            plain = keep or (flags.c_contiguous and x.dtype.isnative)
-            return source(x, method, name) if plain else _numpy_staging(x, method, name, fill=False)
-    elif _is_tensor(x):
-        if x.layout != sys.modules["torch"].strided or x.is_contiguous() or _distinct(x.shape, x.stride(), 1):
-            plain = keep or x.is_contiguous()
-            return source(x, method, name) if plain else _torch_staging(x, method, name, fill=False)
+        if flags.c_contiguous:
+            return source(x, method, name)
+        if _distinct(x.shape, x.strides, x.itemsize):
+            return _numpy_staging(x, method, name, fill=False)
     else:
-        return source(x, method, name)  # which says what is wrong with it
+        if not _is_tensor(x) or not _is_strided(x) or x.is_contiguous():
+            return source(x, method, name)
+        if _distinct(x.shape, x.stride(), 1):
+            return _torch_staging(x, method, name, fill=False)
     raise ArgumentError(f"{method}: several elements of `{name}` share memory (an expanded view): pass a copy")
+
+
+def direct(x: Any, out: Any) -> tuple[Any, Any, DType] | None:
+    """Give both sides' specifications for a reduction at once if everything is plain; None sends one the long way.
+
+    This is a short cut for small messages, whose time is that of the checks: it accepts only what :func:`source`,
+    :func:`target` and :func:`same_memory` accept without copying, and never raises.
+    """
+    cls = x.__class__
+    if out.__class__ is not cls:
+        return None
+    kind = x.dtype
+    if cls is _ndarray:
+        dtype = _numpy_dtypes.get(kind)
+        if (
+            dtype is None
+            or dtype.mpi is None
+            or not x.flags.c_contiguous
+            or not out.flags.carray
+        ):
+            return None
+        count = x.size
+        if x is out:
+            return MPI.IN_PLACE, (x, count, dtype.mpi), dtype
+        if out.dtype is kind and x.shape == out.shape and x.base is None and out.base is None:
+            return (x, count, dtype.mpi), (out, count, dtype.mpi), dtype
+        return None
+    dtype = _torch_direct.get(kind)
+    if dtype is None or not (out.is_cpu and out.is_contiguous()) or out.is_neg() or cls not in _openers:
+        return None
+    count = out.numel()
+    _, width, _, mpi_type = dtype
+    size = count * width
+    second = out.data_ptr()
+    if x is out:
+        return MPI.IN_PLACE, (_address(second, size), count, mpi_type), dtype
+    if out.dtype is kind and x.is_cpu and x.is_contiguous() and not x.is_neg() and x.shape == out.shape:
+        first = x.data_ptr()
+        if first + size <= second or second + size <= first:
+            return (_address(first, size), count, mpi_type), (_address(second, size), count, mpi_type), dtype
+    return None
 
 
 def same_memory(send: Buffer, recv: Buffer, method: str) -> bool:
@@ -301,7 +364,7 @@ def scratch(like: Buffer, dtype: Any, count: int) -> Buffer:
         return _plain_tensor(torch.empty(count, dtype=getattr(torch, dtype)))
     array = np.empty(count, like.flat.dtype if dtype == like.dtype.name else dtype)
     entry = dtype_of(array.dtype)
-    return Buffer(array, array, _exportable(array, entry), entry, array.shape, count, False)
+    return Buffer(array, _exportable(array, entry), entry, array.shape, count)
 
 
 def _odd_source(x: Any, method: str, name: str) -> Buffer:
@@ -313,9 +376,9 @@ def _odd_source(x: Any, method: str, name: str) -> Buffer:
             _openers[cls] = _torch_source
         return (_torch_source if x.__class__ in _openers else _torch_subclass)(x, method, name)
     if isinstance(x, np.generic):
-        buffer = _numpy_staging(np.asarray(x), method, name)
-        buffer.scalar = True
-        return buffer
+        array = np.asarray(x)
+        plain = _numpy_staging(array, method, name)
+        return StagedBuffer(array, plain.flat, plain.memory, plain.dtype, scalar=True)
     if isinstance(x, _ndarray):
         return _numpy_staging(x, method, name)
     raise ArgumentError(
@@ -337,7 +400,7 @@ def _exportable(array: np.ndarray, dtype: DType) -> Any:
 def _numpy_source(x: np.ndarray, method: str, name: str) -> Buffer:
     dtype = _numpy_dtypes.get(x.dtype)
     if dtype is not None and x.flags.c_contiguous:
-        return Buffer(x, x, _exportable(x, dtype), dtype, x.shape, x.size, False)
+        return Buffer(x, _exportable(x, dtype), dtype, x.shape, x.size)
     return _numpy_staging(x, method, name)
 
 
@@ -345,12 +408,11 @@ def _numpy_staging(x: np.ndarray, method: str, name: str, fill: bool = True) -> 
     dtype = _numpy_dtype(x, method, name)
     native = x.dtype.newbyteorder("=")
     if x.flags.c_contiguous and x.dtype == native:
-        flat, staged = np.asarray(x), False
-    else:
-        flat, staged = np.empty(x.shape, native), True
-        if fill:
-            np.copyto(flat, x)
-    return Buffer(x, flat, _exportable(flat, dtype), dtype, x.shape, x.size, staged)
+        return Buffer(x, _exportable(x, dtype), dtype, x.shape, x.size)
+    flat = np.empty(x.shape, native)
+    if fill:
+        np.copyto(flat, x)
+    return StagedBuffer(x, flat, _exportable(flat, dtype), dtype)
 
 
 def _numpy_dtype(x: np.ndarray, method: str, name: str) -> DType:
@@ -372,10 +434,14 @@ def _is_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def _is_strided(x: Any) -> bool:
+    return x.layout is sys.modules["torch"].strided
+
+
 def _plain_tensor(x: Any) -> Buffer:
     dtype = _torch_dtypes.get(x.dtype) or dtype_of(x.dtype)
     count = x.numel()
-    return Buffer(x, x, _address(x.data_ptr(), count * dtype.itemsize), dtype, x.shape, count, False)
+    return Buffer(x, _address(x.data_ptr(), count * dtype.itemsize), dtype, x.shape, count)
 
 
 def _torch_source(x: Any, method: str, name: str) -> Buffer:
@@ -383,7 +449,7 @@ def _torch_source(x: Any, method: str, name: str) -> Buffer:
         dtype = _torch_dtypes.get(x.dtype) or dtype_of(x.dtype)
         if not x.is_neg() and dtype.kind != "quantized" and not (dtype.kind == "complex" and x.is_conj()):
             count = x.numel()
-            return Buffer(x, x, _address(x.data_ptr(), count * dtype.itemsize), dtype, x.shape, count, False)
+            return Buffer(x, _address(x.data_ptr(), count * dtype.itemsize), dtype, x.shape, count)
     return _torch_staging(x, method, name)
 
 
@@ -408,11 +474,8 @@ def _torch_staging(x: Any, method: str, name: str, fill: bool = True) -> Buffer:
         flat = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     if fill:
         flat.copy_(plain)  # materialises conjugate and negative views; from CUDA it waits for the current stream
-    buffer = _plain_tensor(flat)
-    buffer.user = x
-    buffer.staged = True
-    buffer.stream = stream
-    return buffer
+    plain_flat = _plain_tensor(flat)
+    return StagedBuffer(x, flat, plain_flat.memory, plain_flat.dtype, stream)
 
 
 def _check_tensor(x: Any, method: str, name: str) -> None:
@@ -447,12 +510,11 @@ def _new(like: Buffer, shape: tuple[int, ...]) -> Buffer:
         made = torch.empty(shape, dtype=user.dtype, device=user.device)
         return _plain_tensor(made) if made.is_cpu else _torch_staging(made, "", "", fill=False)
     flat = np.empty(shape, like.flat.dtype)
-    dtype = like.dtype
-    buffer = Buffer(flat, flat, _exportable(flat, dtype), dtype, shape, flat.size, False)
-    if user.dtype != flat.dtype:  # foreign byte order: the caller gets back what was passed in
-        buffer.user, buffer.staged = np.empty(shape, user.dtype), True
-    buffer.scalar = like.scalar and not shape
-    return buffer
+    memory = _exportable(flat, like.dtype)
+    scalar = like.staged and like.scalar and not shape  # type: ignore[attr-defined]
+    if scalar or user.dtype != flat.dtype:  # the caller gets back what was passed in, byte order and all
+        return StagedBuffer(np.empty(shape, user.dtype), flat, memory, like.dtype, scalar=scalar)
+    return Buffer(flat, memory, like.dtype, shape, flat.size)
 
 
 def _distinct(shape: Any, strides: Any, width: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll import gate, reductions, transport
-from hpccoll.buffers import Buffer, destination, same_memory, source, target
+from hpccoll.buffers import Buffer, destination, direct, same_memory, source, target
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError
 from hpccoll.work import RequestWork, ThreadWork, Work, Worker, finish_pending
 
@@ -85,6 +85,19 @@ class Comm:
         """
         if x.__class__ in _NUMBERS:
             return self._reduce_numbers("allreduce", x, op, out, blocking, lambda numbers: numbers)
+        worker = self._worker
+        if out is not None and blocking and op.__class__ is str and (worker is None or worker.idle):
+            plain = direct(x, out)
+            if (
+                plain is not None
+                and plain[1][1] <= transport.MAX_COUNT
+                and (mpi_op := reductions.DIRECT[plain[2].name].get(op)) is not None
+            ):
+                try:
+                    self.mpi.Allreduce(plain[0], plain[1], mpi_op)
+                except MPI.Exception as error:
+                    raise self._transfer_error("allreduce", error) from error
+                return out
         send = source(x, "allreduce")
         recv = target(out, send, send.shape, "allreduce")
         mpi_op = reductions.operation(op, send.dtype, "allreduce")
@@ -556,7 +569,7 @@ class Comm:
 
         def run() -> Any:
             status = MPI.Status()
-            transport.sendrecv(self.mpi, outgoing, dest, tag, incoming, peer, tag, status)
+            transport.sendrecv(self.mpi, outgoing, dest, incoming, peer, tag, status)
             return _received(incoming, status, "sendrecv")
 
         if blocking:
@@ -705,13 +718,16 @@ class Comm:
                 self.mpi.Get_rank()  # raises where there is no communicator any more
                 worker = self._worker = Worker(f"hpccoll worker of {self!r}")
         except MPI.Exception as error:
-            raise TransferError(f"{method} on rank {self.rank} of {self.size}: {error}") from error
+            raise self._transfer_error(method, error) from error
         work = ThreadWork(method, operation)
         if worker.is_current:
             work.execute()
         else:
             worker.submit(work)
         return work.wait() if blocking else work
+
+    def _transfer_error(self, method: str, error: Exception) -> TransferError:
+        return TransferError(f"{method} on rank {self.rank} of {self.size}: {error}")
 
     @property
     def pending(self) -> bool:

@@ -75,6 +75,17 @@ def operation(op: str, dtype: DType, method: str) -> Any:
         raise _refusal(op, dtype, method) from None
 
 
+DIRECT: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), _INTEGER),
+    "bool": _BOOL,
+    **dict.fromkeys(
+        ("float32", "float64", "longdouble", "complex64", "complex128", "clongdouble"),
+        {"sum": MPI.SUM, "prod": MPI.PROD},
+    ),
+}
+"""For each dtype that MPI reduces, the operations that it does alone."""
+
+
 def _refusal(op: Any, dtype: DType, method: str) -> ArgumentError:
     if not isinstance(op, str) or op not in OPS:
         return ArgumentError(f"{method}: `op` must be one of {', '.join(OPS)}; got {op!r}")

@@ -7,8 +7,7 @@ reductions go piece by piece, movements as derived datatypes of which one elemen
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,18 +27,16 @@ def _pieces(count: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, count)
 
 
-@contextlib.contextmanager
-def _whole(buffer: Buffer) -> Iterator[list[Any]]:
-    """Give the specification of a message however long: bytes, or one element of a datatype as long as it."""
+def _call(function: Callable[..., Any], buffer: Buffer, *args: Any) -> Any:
+    """Call MPI with a message however long: as bytes, or as one element of a datatype as long as it."""
     nbytes = buffer.nbytes
     if nbytes <= MAX_COUNT:
-        yield buffer.raw()
-        return
+        return function([buffer.memory, nbytes, MPI.BYTE], *args)
     datatype = _span(0, nbytes)
     try:
-        yield [buffer.memory, 1, datatype]
+        return function([buffer.memory, 1, datatype], *args)
     finally:
-        datatype.Free()
+        datatype.Free()  # MPI keeps it until a pending request is complete
 
 
 def _span(offset: int, nbytes: int) -> Any:
@@ -68,6 +65,9 @@ def _pairs(send: Buffer | None, recv: Buffer | None) -> Iterator[tuple[Any, Any]
 
 
 def allreduce(mpi: Any, send: Buffer | None, recv: Buffer, op: Any) -> None:
+    if recv.count <= MAX_COUNT:
+        mpi.Allreduce(MPI.IN_PLACE if send is None else send.typed(), recv.typed(), op)
+        return
     for outgoing, incoming in _pairs(send, recv):
         mpi.Allreduce(outgoing, incoming, op)
 
@@ -111,8 +111,7 @@ def scan(mpi: Any, send: Buffer | None, recv: Buffer, op: Any, exclusive: bool) 
 
 
 def broadcast(mpi: Any, buffer: Buffer, root: int) -> None:
-    with _whole(buffer) as message:
-        mpi.Bcast(message, root)
+    _call(mpi.Bcast, buffer, root)
 
 
 def allgather(mpi: Any, send: Buffer | None, recv: Buffer, counts: Sequence[int] | None) -> None:
@@ -278,25 +277,23 @@ def _exchange(
 
 
 def send(mpi: Any, buffer: Buffer, dest: int, tag: int) -> None:
-    with _whole(buffer) as message:
-        mpi.Send(message, dest, tag)
+    _call(mpi.Send, buffer, dest, tag)
 
 
 def recv(mpi: Any, buffer: Buffer, source: int, tag: int, status: Any) -> None:
-    with _whole(buffer) as message:
-        mpi.Recv(message, source, tag, status)
+    _call(mpi.Recv, buffer, source, tag, status)
 
 
 def isend(mpi: Any, buffer: Buffer, dest: int, tag: int) -> Any:
-    with _whole(buffer) as message:  # MPI keeps the datatype alive until the request is complete
-        return mpi.Isend(message, dest, tag)
+    return _call(mpi.Isend, buffer, dest, tag)
 
 
 def irecv(mpi: Any, buffer: Buffer, source: int, tag: int) -> Any:
-    with _whole(buffer) as message:
-        return mpi.Irecv(message, source, tag)
+    return _call(mpi.Irecv, buffer, source, tag)
 
 
-def sendrecv(mpi: Any, out: Buffer, dest: int, sendtag: int, into: Buffer, source: int, recvtag: int, status: Any) -> None:
-    with _whole(out) as outgoing, _whole(into) as incoming:
-        mpi.Sendrecv(outgoing, dest, sendtag, incoming, source, recvtag, status)
+def sendrecv(mpi: Any, outgoing: Buffer, dest: int, incoming: Buffer, source: int, tag: int, status: Any) -> None:
+    def receive_too(message: Any) -> None:
+        _call(lambda into: mpi.Sendrecv(message, dest, tag, into, source, tag, status), incoming)
+
+    _call(receive_too, outgoing)
