@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll import cuda
 from hpccoll.errors import ArgumentError, UnsupportedError
+
+REDUCTIONS = frozenset(("allreduce", "reduce", "reduce_scatter", "scan", "exscan"))
+"""The methods that compute: on host memory always, also where MPI could move device memory."""
 
 _address = MPI.memory.fromaddress
 _ndarray = np.ndarray
@@ -134,7 +138,11 @@ class Buffer:
     @property
     def address(self) -> int:
         memory = self.memory
-        return memory.address if memory.__class__ is MPI.memory else MPI.memory.frombuffer(memory).address
+        return (
+            memory.address
+            if memory.__class__ is MPI.memory
+            else MPI.memory.frombuffer(memory, readonly=True).address
+        )
 
     @property
     def line(self) -> Any:
@@ -175,8 +183,12 @@ class StagedBuffer(Buffer):
     __slots__ = ("_flat", "scalar", "stream")
     staged = True
 
-    def __init__(self, user: Any, flat: Any, memory: Any, dtype: DType, stream: Any = None, scalar: bool = False):
-        super().__init__(user, memory, dtype, user.shape, flat.numel() if hasattr(flat, "numel") else flat.size)
+    def __init__(
+        self, user: Any, flat: Any, memory: Any, dtype: DType, stream: Any = None, scalar: bool = False
+    ):
+        super().__init__(
+            user, memory, dtype, user.shape, flat.numel() if hasattr(flat, "numel") else flat.size
+        )
         self._flat = flat
         self.stream = stream
         self.scalar = scalar
@@ -257,7 +269,12 @@ def target(out: Any, like: Buffer, shape: tuple[int, ...], method: str, name: st
         raise ArgumentError(f"{method}: `{name}` must have dtype {user.dtype}, got {out.dtype}")
     if out.shape != shape:
         raise ArgumentError(f"{method}: `{name}` must have shape {tuple(shape)}, got {tuple(out.shape)}")
-    if user.__class__ is not _ndarray and like.is_torch and not (user.is_cpu and out.is_cpu) and out.device != user.device:
+    if (
+        user.__class__ is not _ndarray
+        and like.is_torch
+        and not (user.is_cpu and out.is_cpu)
+        and out.device != user.device
+    ):
         raise ArgumentError(f"{method}: `{name}` must be on device {user.device}, got {out.device}")
     return destination(out, method, name)
 
@@ -290,7 +307,9 @@ def destination(x: Any, method: str, name: str = "x") -> Buffer:
             return source(x, method, name)
         if _distinct(x.shape, x.stride(), 1):
             return _torch_staging(x, method, name, fill=False)
-    raise ArgumentError(f"{method}: several elements of `{name}` share memory (an expanded view): pass a copy")
+    raise ArgumentError(
+        f"{method}: several elements of `{name}` share memory (an expanded view): pass a copy"
+    )
 
 
 def direct(x: Any, out: Any) -> tuple[Any, Any, DType] | None:
@@ -305,12 +324,7 @@ def direct(x: Any, out: Any) -> tuple[Any, Any, DType] | None:
     kind = x.dtype
     if cls is _ndarray:
         dtype = _numpy_dtypes.get(kind)
-        if (
-            dtype is None
-            or dtype.mpi is None
-            or not x.flags.c_contiguous
-            or not out.flags.carray
-        ):
+        if dtype is None or dtype.mpi is None or not x.flags.c_contiguous or not out.flags.carray:
             return None
         count = x.size
         if x is out:
@@ -352,7 +366,9 @@ def same_memory(send: Buffer, recv: Buffer, method: str) -> bool:
     if first == second and send.count == recv.count:
         return True
     if first < second + recv.nbytes and second < first + send.nbytes:
-        raise ArgumentError(f"{method}: `out` overlaps `x` in part: pass `x` itself to work in place, or separate memory")
+        raise ArgumentError(
+            f"{method}: `out` overlaps `x` in part: pass `x` itself to work in place, or separate memory"
+        )
     return False
 
 
@@ -422,7 +438,9 @@ def _numpy_dtype(x: np.ndarray, method: str, name: str) -> DType:
             "use broadcast_object, allgather_object, gather_object or scatter_object"
         )
     if isinstance(x, np.ma.MaskedArray):
-        raise ArgumentError(f"{method}: `{name}` is a masked array; its mask would be lost: send .data and .mask")
+        raise ArgumentError(
+            f"{method}: `{name}` is a masked array; its mask would be lost: send .data and .mask"
+        )
     return dtype_of(x.dtype.newbyteorder("="))
 
 
@@ -466,14 +484,16 @@ def _torch_staging(x: Any, method: str, name: str, fill: bool = True) -> Buffer:
     stream = None
     if x.is_cpu:
         flat = torch.empty(x.shape, dtype=x.dtype)
-    elif cuda_aware(x.device) and x.is_contiguous():
+    elif cuda.enabled() and method not in REDUCTIONS and x.is_contiguous():
         torch.cuda.current_stream(x.device).synchronize()
         return _plain_tensor(x)
     else:
         stream = torch.cuda.current_stream(x.device)
         flat = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     if fill:
-        flat.copy_(plain)  # materialises conjugate and negative views; from CUDA it waits for the current stream
+        flat.copy_(
+            plain
+        )  # materialises conjugate and negative views; from CUDA it waits for the current stream
     plain_flat = _plain_tensor(flat)
     return StagedBuffer(x, flat, plain_flat.memory, plain_flat.dtype, stream)
 
@@ -486,17 +506,15 @@ def _check_tensor(x: Any, method: str, name: str) -> None:
             f"{method}: `{name}` is a {x.__class__.__name__} around other tensors; pass the one inside (x.to_local())"
         )
     if x.layout != torch.strided:
-        raise UnsupportedError(f"{method}: `{name}` has layout {x.layout}; pass a strided tensor (x.to_dense())")
+        raise UnsupportedError(
+            f"{method}: `{name}` has layout {x.layout}; pass a strided tensor (x.to_dense())"
+        )
     if x.is_quantized:
         raise UnsupportedError(f"{method}: `{name}` is quantized; send x.int_repr() and its scale")
     if x.device.type not in ("cpu", "cuda"):
-        raise UnsupportedError(f"{method}: `{name}` is on device {x.device}; pass a tensor on the CPU or a CUDA device")
-
-
-def cuda_aware(device: Any) -> bool:
-    """Tell whether CUDA memory may be handed to MPI: only after an opt-in self-test (:mod:`hpccoll.cuda`)."""
-    cuda = sys.modules.get("hpccoll.cuda")
-    return cuda is not None and cuda.passed(device)
+        raise UnsupportedError(
+            f"{method}: `{name}` is on device {x.device}; pass a tensor on the CPU or a CUDA device"
+        )
 
 
 # ---- both
@@ -525,7 +543,9 @@ def _distinct(shape: Any, strides: Any, width: int) -> bool:
     if 0 in shape:
         return True
     reach = width
-    for stride, length in sorted((abs(stride), length) for stride, length in zip(strides, shape) if length > 1):
+    for stride, length in sorted(
+        (abs(stride), length) for stride, length in zip(strides, shape, strict=True) if length > 1
+    ):
         if stride < reach:
             return False
         reach += stride * (length - 1)
@@ -533,7 +553,11 @@ def _distinct(shape: Any, strides: Any, width: int) -> bool:
 
 
 def _kind_name(x: Any) -> str:
-    return "None" if x is None else f"a {x.__class__.__module__}.{x.__class__.__qualname__}".replace("a builtins.", "a ")
+    return (
+        "None"
+        if x is None
+        else f"a {x.__class__.__module__}.{x.__class__.__qualname__}".replace("a builtins.", "a ")
+    )
 
 
 _openers: dict[type, Any] = {_ndarray: _numpy_source}

@@ -15,7 +15,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hpccoll import gate, reductions, transport
+from hpccoll import cuda, gate, reductions, transport
 from hpccoll.buffers import Buffer, destination, direct, same_memory, source, target
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError
 from hpccoll.work import RequestWork, ThreadWork, Work, Worker, finish_pending
@@ -109,7 +109,9 @@ class Comm:
 
         return self.run("allreduce", run, blocking)
 
-    def reduce(self, x: Any, *, op: str = "sum", root: int = 0, out: Any = None, blocking: bool = True) -> Any:
+    def reduce(
+        self, x: Any, *, op: str = "sum", root: int = 0, out: Any = None, blocking: bool = True
+    ) -> Any:
         """Reduce over all ranks; the root gets the result.
 
         Parameters
@@ -222,7 +224,9 @@ class Comm:
     ) -> Any:
         reductions.check_number(op, number, method)
         if out is not None:
-            raise ArgumentError(f"{method}: `out` has no use when `x` is a Python number; take the return value")
+            raise ArgumentError(
+                f"{method}: `out` has no use when `x` is a Python number; take the return value"
+            )
 
         def run() -> Any:
             chosen = choose(self.mpi.allgather(number))
@@ -290,14 +294,22 @@ class Comm:
 
     def _allgather_auto(self, send: Buffer, counts: str, out: Any, blocking: bool) -> Any:
         if counts != "auto":
-            raise ArgumentError(f'allgather: `counts` must be "auto" or one length for each rank, got {counts!r}')
+            raise ArgumentError(
+                f'allgather: `counts` must be "auto" or one length for each rank, got {counts!r}'
+            )
         if out is not None:
-            raise ArgumentError('allgather: `out` needs `counts` as lengths, not "auto": its shape must be known')
+            raise ArgumentError(
+                'allgather: `out` needs `counts` as lengths, not "auto": its shape must be known'
+            )
         _need_axis("allgather", send)
 
         def run() -> Any:
             shapes = self.mpi.allgather((tuple(send.shape), send.dtype.name))
-            odd = [rank for rank, (shape, dtype) in enumerate(shapes) if (shape[1:], dtype) != (shapes[0][0][1:], shapes[0][1])]
+            odd = [
+                rank
+                for rank, (shape, dtype) in enumerate(shapes)
+                if (shape[1:], dtype) != (shapes[0][0][1:], shapes[0][1])
+            ]
             if odd:
                 raise ArgumentError(
                     f"allgather: the blocks must be alike but for the first axis; rank 0 has shape {shapes[0][0]} of "
@@ -311,7 +323,13 @@ class Comm:
         return self.run("allgather", run, blocking)
 
     def gather(
-        self, x: Any, *, root: int = 0, counts: Sequence[int] | None = None, out: Any = None, blocking: bool = True
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        blocking: bool = True,
     ) -> Any:
         """Collect every rank's `x` on the root.
 
@@ -344,7 +362,13 @@ class Comm:
         return self.run("gather", run, blocking)
 
     def scatter(
-        self, x: Any, *, root: int = 0, counts: Sequence[int] | None = None, out: Any = None, blocking: bool = True
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        blocking: bool = True,
     ) -> Any:
         """Hand out the blocks of the root's `x`, one to each rank.
 
@@ -376,7 +400,11 @@ class Comm:
                     f"scatter: rank {self.rank} is not the root and has to say what it receives: pass `out`, "
                     "or as `x` an array of the shape and dtype of the block"
                 )
-            recv = destination(out, "scatter", "out") if out is not None else target(None, source(x, "scatter"), x.shape, "")
+            recv = (
+                destination(out, "scatter", "out")
+                if out is not None
+                else target(None, source(x, "scatter"), x.shape, "")
+            )
             elements = self._scattered_counts(recv, counts)
         total = sum(elements) * recv.dtype.itemsize  # type: ignore[union-attr]
         even = counts is None
@@ -432,7 +460,12 @@ class Comm:
         return self.run("alltoall", run, blocking)
 
     def _alltoall_uneven(
-        self, send: Buffer, send_counts: Sequence[int], recv_counts: Sequence[int] | None, out: Any, blocking: bool
+        self,
+        send: Buffer,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int] | None,
+        out: Any,
+        blocking: bool,
     ) -> Any:
         _need_axis("alltoall", send)
         rest = tuple(send.shape[1:])
@@ -466,7 +499,9 @@ class Comm:
         self._forbid_overlap("alltoall", send, recv)
 
         def run_known() -> Any:
-            transport.alltoallv(self.mpi, send, recv, [n * width for n in outgoing], [n * width for n in incoming])
+            transport.alltoallv(
+                self.mpi, send, recv, [n * width for n in outgoing], [n * width for n in incoming]
+            )
             return recv.finish()
 
         return self.run("alltoall", run_known, blocking)
@@ -539,7 +574,14 @@ class Comm:
         return RequestWork("recv", [request], lambda status: _received(buffer, status, "recv"))
 
     def sendrecv(
-        self, x: Any, *, dest: int, source: int | None = None, tag: int = 0, out: Any = None, blocking: bool = True
+        self,
+        x: Any,
+        *,
+        dest: int,
+        source: int | None = None,
+        tag: int = 0,
+        out: Any = None,
+        blocking: bool = True,
     ) -> Any:
         """Send `x` to one rank and receive an object of the same shape and dtype from another, without deadlock.
 
@@ -580,7 +622,9 @@ class Comm:
                 transport.irecv(self.mpi, incoming, peer, tag),
                 transport.isend(self.mpi, outgoing, dest, tag),
             ]
-        return RequestWork("sendrecv", requests, lambda status: outgoing and _received(incoming, status, "sendrecv"))
+        return RequestWork(
+            "sendrecv", requests, lambda status: outgoing and _received(incoming, status, "sendrecv")
+        )
 
     # ---- Python objects
 
@@ -601,7 +645,9 @@ class Comm:
         root = self._rank_of(root, "gather_object", "root")
         return self.run("gather_object", lambda: self.mpi.gather(obj, root), blocking)
 
-    def scatter_object(self, objs: Sequence[Any] | None = None, *, root: int = 0, blocking: bool = True) -> Any:
+    def scatter_object(
+        self, objs: Sequence[Any] | None = None, *, root: int = 0, blocking: bool = True
+    ) -> Any:
         """Hand out the root's list of picklable objects, one to each rank; `objs` counts on the root only."""
         root = self._rank_of(root, "scatter_object", "root")
         if self.rank == root:
@@ -804,7 +850,12 @@ class Comm:
         """Tell whether `block` is this rank's place in `whole`; raise if they overlap otherwise."""
         if block.staged or whole.staged or not block.count or not whole.count:
             return False
-        if not block.is_torch and block.user.base is None and whole.user.base is None and block.user is not whole.user:
+        if (
+            not block.is_torch
+            and block.user.base is None
+            and whole.user.base is None
+            and block.user is not whole.user
+        ):
             return False
         start = block.count * self.rank if elements is None else sum(elements[: self.rank])
         if block.address == whole.address + start * block.dtype.itemsize:
@@ -814,7 +865,9 @@ class Comm:
 
     def _forbid_overlap(self, method: str, send: Buffer, recv: Buffer) -> None:
         if same_memory(send, recv, method):
-            raise ArgumentError(f"{method}: `out` overlaps `x`, which MPI does not allow here: pass separate memory")
+            raise ArgumentError(
+                f"{method}: `out` overlaps `x`, which MPI does not allow here: pass separate memory"
+            )
 
 
 class _Gone:
@@ -891,6 +944,7 @@ def world() -> Comm:
         duplicate.Set_name("hpccoll world")
         _world = Comm(duplicate)
         _world._owned = True
+        cuda.self_test(duplicate)
     return _world
 
 

@@ -26,7 +26,7 @@ _TILE = 32 * 1024  # elements: a tile in float32 and its sources stay in the sec
 
 
 def _exchanges(mpi: Any, whole: Buffer) -> bool:
-    return mpi.size > 1 and whole.nbytes // mpi.size >= EXCHANGE_BLOCK_BYTES
+    return bool(mpi.size > 1 and whole.nbytes // mpi.size >= EXCHANGE_BLOCK_BYTES)
 
 
 def allreduce(mpi: Any, send: Buffer, recv: Buffer, op: str, wide_op: Any) -> None:
@@ -47,7 +47,9 @@ def reduce(mpi: Any, send: Buffer, recv: Buffer | None, op: str, wide_op: Any, r
     """`recv` is None except on the root."""
     if not _exchanges(mpi, send):
         wide = _widen(send)
-        transport.reduce(mpi, None if recv is not None else wide, wide if recv is not None else None, wide_op, root)
+        transport.reduce(
+            mpi, None if recv is not None else wide, wide if recv is not None else None, wide_op, root
+        )
         if recv is not None:
             _narrow(wide, recv, op, mpi.size)
         return
@@ -57,7 +59,9 @@ def reduce(mpi: Any, send: Buffer, recv: Buffer | None, op: str, wide_op: Any, r
     transport.gather(mpi, block, recv, counts, root, send.nbytes)
 
 
-def reduce_scatter(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], op: str, wide_op: Any) -> None:
+def reduce_scatter(
+    mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], op: str, wide_op: Any
+) -> None:
     if not _exchanges(mpi, send):
         wide, block = _widen(send), scratch(send, "float32", recv.count)
         transport.reduce_scatter(mpi, wide, block, counts, wide_op)

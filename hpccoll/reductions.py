@@ -37,16 +37,19 @@ _INTEGER = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX,
     "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR, "land": MPI.LAND, "lor": MPI.LOR, "lxor": MPI.LXOR,
 }  # fmt: skip
-_BOOL = {
-    "sum": MPI.BOR, "prod": MPI.BAND, "min": MPI.BAND, "max": MPI.BOR,
-    "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR, "land": MPI.BAND, "lor": MPI.BOR, "lxor": MPI.BXOR,
+_BOOL = {  # not the bit operations: a byte that is neither 0 nor 1 is true as well
+    "sum": MPI.LOR, "prod": MPI.LAND, "min": MPI.LAND, "max": MPI.LOR,
+    "band": MPI.LAND, "bor": MPI.LOR, "bxor": MPI.LXOR, "land": MPI.LAND, "lor": MPI.LOR, "lxor": MPI.LXOR,
 }  # fmt: skip
+_LOGICAL = frozenset(("land", "lor", "lxor"))
 _COMPLEX = {"sum": MPI.SUM, "prod": MPI.PROD, "avg": MPI.SUM}
 
 
 def _make_table(dtype: DType) -> dict[str, Any]:
     if dtype.kind == "half":  # accumulated in float32
-        return _tables.get("float32") or _tables.setdefault("float32", _make_table(dtype_of(np.dtype("float32"))))
+        return _tables.get("float32") or _tables.setdefault(
+            "float32", _make_table(dtype_of(np.dtype("float32")))
+        )
     if dtype.kind == "float":
         extremes = {"min": _propagating(np.minimum, dtype.name), "max": _propagating(np.maximum, dtype.name)}
         return _COMPLEX | extremes
@@ -75,13 +78,14 @@ def operation(op: str, dtype: DType, method: str) -> Any:
         raise _refusal(op, dtype, method) from None
 
 
-DIRECT: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), _INTEGER),
-    "bool": _BOOL,
-    **dict.fromkeys(
-        ("float32", "float64", "longdouble", "complex64", "complex128", "clongdouble"),
-        {"sum": MPI.SUM, "prod": MPI.PROD},
-    ),
+_ARITHMETIC = {"sum": MPI.SUM, "prod": MPI.PROD}
+_DIRECT_INTEGER = {op: mpi_op for op, mpi_op in _INTEGER.items() if op not in _LOGICAL}
+DIRECT: dict[str, dict[str, Any]] = {"bool": _BOOL} | {
+    name: _DIRECT_INTEGER if "int" in name else _ARITHMETIC
+    for name in (
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float32", "float64", "longdouble", "complex64", "complex128", "clongdouble"),
+    )
 }
 """For each dtype that MPI reduces, the operations that it does alone."""
 
@@ -90,14 +94,18 @@ def _refusal(op: Any, dtype: DType, method: str) -> ArgumentError:
     if not isinstance(op, str) or op not in OPS:
         return ArgumentError(f"{method}: `op` must be one of {', '.join(OPS)}; got {op!r}")
     if dtype.kind in ("opaque", "quantized"):
-        return UnsupportedError(f"{method}: {dtype.name} can be moved but not reduced; convert it first, e.g. to float32")
+        return UnsupportedError(
+            f"{method}: {dtype.name} can be moved but not reduced; convert it first, e.g. to float32"
+        )
     if op == "avg":
         return UnsupportedError(
             f"{method}: an average of {dtype.name} would have to be rounded to {dtype.name}; "
             'convert to a floating-point dtype, or use op="sum" and divide'
         )
     if dtype.kind == "complex":
-        return UnsupportedError(f"{method}: {op} has no meaning for {dtype.name}: complex numbers have no order and no bits")
+        return UnsupportedError(
+            f"{method}: {op} has no meaning for {dtype.name}: complex numbers have no order and no bits"
+        )
     return UnsupportedError(f"{method}: {op} has no meaning for {dtype.name}; it takes bool and integers")
 
 
@@ -109,18 +117,19 @@ def allreduce(mpi: Any, send: Buffer | None, recv: Buffer, op: str, mpi_op: Any)
         half.allreduce(mpi, send or recv, recv, op, mpi_op)
         return
     transport.allreduce(mpi, send, recv, mpi_op)
-    if op == "avg":
-        divide(recv, mpi.size)
+    _complete(recv, op, mpi.size)
 
 
-def reduce(mpi: Any, send: Buffer, recv: Buffer | None, in_place: bool, op: str, mpi_op: Any, root: int) -> None:
+def reduce(
+    mpi: Any, send: Buffer, recv: Buffer | None, in_place: bool, op: str, mpi_op: Any, root: int
+) -> None:
     """`recv` is None except on the root."""
     if send.dtype.kind == "half":
         half.reduce(mpi, send, recv, op, mpi_op, root)
         return
     transport.reduce(mpi, None if in_place else send, recv, mpi_op, root)
-    if op == "avg" and recv is not None:
-        divide(recv, mpi.size)
+    if recv is not None:
+        _complete(recv, op, mpi.size)
 
 
 def reduce_scatter(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], op: str, mpi_op: Any) -> None:
@@ -128,8 +137,7 @@ def reduce_scatter(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], 
         half.reduce_scatter(mpi, send, recv, counts, op, mpi_op)
         return
     transport.reduce_scatter(mpi, send, recv, counts, mpi_op)
-    if op == "avg":
-        divide(recv, mpi.size)
+    _complete(recv, op, mpi.size)
 
 
 def scan(mpi: Any, send: Buffer | None, recv: Buffer, op: str, mpi_op: Any, exclusive: bool) -> None:
@@ -137,17 +145,26 @@ def scan(mpi: Any, send: Buffer | None, recv: Buffer, op: str, mpi_op: Any, excl
         half.scan(mpi, send or recv, recv, op, mpi_op, exclusive)
     else:
         transport.scan(mpi, send, recv, mpi_op, exclusive)
-        if op == "avg":
-            divide(recv, max(1, mpi.rank + (not exclusive)))
+        _complete(recv, op, max(1, mpi.rank + (not exclusive)))
     if exclusive and mpi.rank == 0:
-        recv.line[...] = identity(op, recv)
+        _fill(recv, identity(op, recv))
 
 
-def divide(buffer: Buffer, divisor: int) -> None:
-    """Divide in place, in the buffer's own precision."""
+def _complete(buffer: Buffer, op: str, terms: int) -> None:
+    """Do what is left to do after MPI has reduced `terms` values."""
     line = buffer.line
-    if divisor != 1:
-        line /= divisor
+    if op == "avg":
+        line /= terms
+    elif op in _LOGICAL and buffer.dtype.kind == "int":
+        line[...] = line != 0  # of one value alone MPI makes no 0 or 1
+
+
+def _fill(buffer: Buffer, value: Any) -> None:
+    if buffer.is_torch and buffer.dtype.kind == "int":
+        import torch
+
+        value = torch.from_numpy(np.array(value, buffer.dtype.name))  # torch itself takes no number over 2**63
+    buffer.line[...] = value
 
 
 def identity(op: str, buffer: Buffer) -> Any:
@@ -161,7 +178,11 @@ def identity(op: str, buffer: Buffer) -> Any:
         return int(op != "max")
     if kind == "int":
         signed = not buffer.dtype.name.startswith("u")
-        low, high = (-(1 << (8 * itemsize - 1)), (1 << (8 * itemsize - 1)) - 1) if signed else (0, (1 << 8 * itemsize) - 1)
+        low, high = (
+            (-(1 << (8 * itemsize - 1)), (1 << (8 * itemsize - 1)) - 1)
+            if signed
+            else (0, (1 << 8 * itemsize) - 1)
+        )
         if op == "band":
             return -1 if signed else high
         return high if op == "min" else low
@@ -213,4 +234,6 @@ def reduce_numbers(numbers: Sequence[Any], op: str, method: str) -> Any:
         total = functools.reduce(_PYTHON[op], numbers)
         return total / len(numbers) if op == "avg" else total
     except (TypeError, OverflowError) as error:
-        raise UnsupportedError(f"{method}: {op} of {', '.join(sorted({type(n).__name__ for n in numbers}))}: {error}") from None
+        raise UnsupportedError(
+            f"{method}: {op} of {', '.join(sorted({type(n).__name__ for n in numbers}))}: {error}"
+        ) from None

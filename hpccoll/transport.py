@@ -83,7 +83,7 @@ def reduce_scatter(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], 
     if send.count > MAX_COUNT:
         _reduce_blocks(mpi, send, recv, counts, op)
     elif len(set(counts)) == 1:
-        mpi.Reduce_scatter_block(send.typed(), recv.typed(), op)
+        mpi.Reduce_scatter_block([send.memory, recv.count, send.dtype.mpi], recv.typed(), op)  # both of one block
     else:
         mpi.Reduce_scatter(send.typed(), recv.typed(), list(counts), op)
 
@@ -187,7 +187,12 @@ def alltoallv(
 
 
 def exchange_blocks(
-    mpi: Any, send: Buffer, recv: Buffer, send_counts: Sequence[int], recv_counts: Sequence[int], skip_own: bool
+    mpi: Any,
+    send: Buffer,
+    recv: Buffer,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    skip_own: bool,
 ) -> None:
     """Exchange blocks whose sizes follow from one that all ranks know, so that all choose the same form.
 
@@ -209,7 +214,7 @@ def _even(buffer: Buffer, size: int) -> list[int]:
 
 
 def _parts(counts: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(accumulate(counts, initial=0), counts))
+    return list(zip(accumulate(counts, initial=0), counts, strict=False))
 
 
 def _nothing(size: int) -> list[tuple[int, int]]:
@@ -292,7 +297,9 @@ def irecv(mpi: Any, buffer: Buffer, source: int, tag: int) -> Any:
     return _call(mpi.Irecv, buffer, source, tag)
 
 
-def sendrecv(mpi: Any, outgoing: Buffer, dest: int, incoming: Buffer, source: int, tag: int, status: Any) -> None:
+def sendrecv(
+    mpi: Any, outgoing: Buffer, dest: int, incoming: Buffer, source: int, tag: int, status: Any
+) -> None:
     def receive_too(message: Any) -> None:
         _call(lambda into: mpi.Sendrecv(message, dest, tag, into, source, tag, status), incoming)
 

@@ -104,7 +104,9 @@ class Work:
             _call(callback, self)
 
     def __repr__(self) -> str:
-        state = "pending" if not self._done else "complete" if self._error is None else f"failed: {self._error}"
+        state = (
+            "pending" if not self._done else "complete" if self._error is None else f"failed: {self._error}"
+        )
         return f"<Work {self.method}, {state}>"
 
 
