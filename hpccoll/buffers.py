@@ -1,11 +1,11 @@
 """NumPy arrays and torch tensors as MPI buffers; the only dtype table.
 
-A :class:`Buffer` is a block of host memory in C order that MPI may read or write, and the way back to the object the
-caller gave. Whatever is plain (C-contiguous, on the CPU, native byte order) is used where it lies; everything else
-is *staged*: copied into such a block before, or out of it after, the operation.
+A :class:`Buffer` is a block of host memory in C order that MPI may read or write, and the way back to the
+object the caller gave. Whatever is plain (C-contiguous, on the CPU, native byte order) is used where it lies;
+everything else is *staged*: copied into such a block before, or out of it after, the operation.
 
-Torch tensors are handed over by address. DLPack, which mpi4py would use by itself, gives silently wrong sums for
-bfloat16 and costs more than a small message does.
+Torch tensors are handed over by address. DLPack, which mpi4py would use by itself, gives silently wrong sums
+for bfloat16 and costs more than a small message does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class DType(NamedTuple):
     itemsize : int
         Bytes per element.
     kind : str
-        ``"bool"``, ``"int"``, ``"float"``, ``"half"``, ``"complex"``, or ``"opaque"`` for what can only be moved.
+        ``"bool"``, ``"int"``, ``"float"``, ``"half"``, ``"complex"``, or ``"opaque"`` for what can only be
+        moved.
     mpi : MPI.Datatype or None
         The type in which MPI reduces it; None for half and opaque ones.
     """
@@ -201,13 +202,15 @@ class StagedBuffer(Buffer):
         if not self.is_torch:
             np.copyto(self.user, self._flat)
             return self.user[()] if self.scalar else self.user
-        # Autograd must not see this: the collective is not a differentiable operation, and `user` may be a leaf.
+        # Autograd must not see this: the collective is not a differentiable operation, and `user` may be a
+        # leaf.
         if self.stream is None:
             self.user.detach().copy_(self._flat)
             return self.user
         import torch
 
-        # The result belongs on the stream that was current when the operation was issued, whichever thread ends it.
+        # The result belongs on the stream that was current when the operation was issued, whichever thread
+        # ends it.
         with torch.cuda.device(self.user.device), torch.cuda.stream(self.stream):
             self.user.detach().copy_(self._flat)
             self.stream.synchronize()
@@ -313,10 +316,11 @@ def destination(x: Any, method: str, name: str = "x") -> Buffer:
 
 
 def direct(x: Any, out: Any) -> tuple[Any, Any, DType] | None:
-    """Give both sides' specifications for a reduction at once if everything is plain; None sends one the long way.
+    """Give both sides' specifications for a reduction at once if everything is plain; None sends one the long
+    way.
 
-    This is a short cut for small messages, whose time is that of the checks: it accepts only what :func:`source`,
-    :func:`target` and :func:`same_memory` accept without copying, and never raises.
+    This is a short cut for small messages, whose time is that of the checks: it accepts only what
+    :func:`source`, :func:`target` and :func:`same_memory` accept without copying, and never raises.
     """
     cls = x.__class__
     if out.__class__ is not cls:
@@ -401,6 +405,11 @@ def _odd_source(x: Any, method: str, name: str) -> Buffer:
         f"{method}: `{name}` must be a NumPy array or a torch tensor, got {_kind_name(x)}"
         + (" (np.asarray makes an array of it)" if isinstance(x, (list, tuple)) else "")
     )
+
+
+def copy_of(x: Any) -> Any:
+    """Copy an array or a tensor."""
+    return x.clone() if _is_tensor(x) else x.copy()
 
 
 # ---- NumPy

@@ -1,9 +1,9 @@
 """CUDA memory and MPI: an opt-in start-up self-test decides whether MPI may be handed device pointers.
 
-An MPI that is not CUDA-aware crashes on them, or reads garbage. So tensors go through pinned host memory unless
-``HPCCOLL_CUDA_AWARE=1`` asks for the test, the library itself says that it can, and the test passes on every rank.
-Then data movement takes device pointers; reductions go through host memory all the same, as half precision, NaN-safe
-minima and averages are computed there.
+An MPI that is not CUDA-aware crashes on them, or reads garbage. So tensors go through pinned host memory
+unless ``HPCCOLL_CUDA_AWARE=1`` asks for the test, the library itself says that it can, and the test passes on
+every rank. Then data movement takes device pointers; reductions go through host memory all the same, as half
+precision, NaN-safe minima and averages are computed there.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def enabled() -> bool:
 def self_test(mpi: Any) -> bool:
     """Find out, all ranks together, whether this MPI moves CUDA memory correctly.
 
-    Does nothing and returns False unless ``HPCCOLL_CUDA_AWARE=1`` is set on every rank. Every rank of `mpi` has to
-    call it.
+    Does nothing and returns False unless ``HPCCOLL_CUDA_AWARE=1`` is set on every rank. Every rank of `mpi`
+    has to call it.
 
     Parameters
     ----------

@@ -2,8 +2,10 @@
 
 MPI libraries have no such operation. Two ways lead there:
 
-- *wide*: convert to float32, let MPI reduce, round. Twice the bytes on the wire, few messages: for small ones.
-- *exchange*: every rank owns one block of the elements, gets all ranks' versions of it as they are (2 bytes each),
+- *wide*: convert to float32, let MPI reduce, round. Twice the bytes on the wire, few messages: for small
+  ones.
+- *exchange*: every rank owns one block of the elements, gets all ranks' versions of it as they are (2 bytes
+  each),
   adds them up in float32 in the order of the ranks, rounds, and hands the result on. The traffic is that of a
   float32 reduction of the same number of bytes: 2 (n-1)/n times the message for an allreduce.
 """

@@ -1,8 +1,9 @@
 """The reductions: which operation has a meaning for which dtype, and how each is carried out.
 
-Most go to MPI as they are. Not so: booleans (bytes of 0 and 1, whose sum is "any" as in NumPy and torch), minimum and
-maximum of floats (MPI lets a NaN win or lose by the order of the ranks; here it always wins), averages (a sum, divided
-on arrival), the half types (:mod:`hpccoll.half`) and Python numbers (Python's own arithmetic).
+Most go to MPI as they are. Not so: booleans (bytes of 0 and 1, whose sum is "any" as in NumPy and torch),
+minimum and maximum of floats (MPI lets a NaN win or lose by the order of the ranks; here it always wins),
+averages (a sum, divided on arrival), the half types (:mod:`hpccoll.half`) and Python numbers (Python's own
+arithmetic).
 """
 
 from __future__ import annotations
@@ -163,7 +164,9 @@ def _fill(buffer: Buffer, value: Any) -> None:
     if buffer.is_torch and buffer.dtype.kind == "int":
         import torch
 
-        value = torch.from_numpy(np.array(value, buffer.dtype.name))  # torch itself takes no number over 2**63
+        value = torch.from_numpy(
+            np.array(value, buffer.dtype.name)
+        )  # torch itself takes no number over 2**63
     buffer.line[...] = value
 
 

@@ -1,8 +1,9 @@
 """MPI calls on buffers of any size.
 
-MPI libraries without the large-count calls of MPI 4 take counts up to 2**31 - 1, and some count bytes of the whole
-message in an int inside. Here every collective has a plain form for messages below that and a form in parts above:
-reductions go piece by piece, movements as derived datatypes of which one element is the whole message.
+MPI libraries without the large-count calls of MPI 4 take counts up to 2**31 - 1, and some count bytes of the
+whole message in an int inside. Here every collective has a plain form for messages below that and a form in
+parts above: reductions go piece by piece, movements as derived datatypes of which one element is the whole
+message.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def reduce_scatter(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], 
     if send.count > MAX_COUNT:
         _reduce_blocks(mpi, send, recv, counts, op)
     elif len(set(counts)) == 1:
-        mpi.Reduce_scatter_block([send.memory, recv.count, send.dtype.mpi], recv.typed(), op)  # both of one block
+        mpi.Reduce_scatter_block(
+            [send.memory, recv.count, send.dtype.mpi], recv.typed(), op
+        )  # both of one block
     else:
         mpi.Reduce_scatter(send.typed(), recv.typed(), list(counts), op)
 
@@ -251,8 +254,8 @@ def _exchange(
 ) -> None:
     """Move any part, given as (offset, count), to any rank by one Alltoallw.
 
-    Its counts and displacements are ints, so a part beyond their range becomes one element of a datatype that holds
-    offset and length. The two forms meet freely: what has to agree is the bytes.
+    Its counts and displacements are ints, so a part beyond their range becomes one element of a datatype that
+    holds offset and length. The two forms meet freely: what has to agree is the bytes.
     """
     made: list[Any] = []
 

@@ -1,9 +1,9 @@
 """Work: an operation that has been issued and may still be running.
 
-Collectives with ``blocking=False`` run on a thread of their communicator, one after the other in the order of the
-calls, as blocking MPI calls that hold no GIL. MPI's own non-blocking collectives progress only while the program is
-inside MPI; a thread also completes what nobody waits for. Sends and receives are MPI requests: they have no order
-among themselves, so one thread for them could deadlock.
+Collectives with ``blocking=False`` run on a thread of their communicator, one after the other in the order of
+the calls, as blocking MPI calls that hold no GIL. MPI's own non-blocking collectives progress only while the
+program is inside MPI; a thread also completes what nobody waits for. Sends and receives are MPI requests:
+they have no order among themselves, so one thread for them could deadlock.
 """
 
 from __future__ import annotations
@@ -80,10 +80,12 @@ class Work:
         return self._error if self.test() else None
 
     def add_done_callback(self, callback: Callable[[Work], Any]) -> None:
-        """Call ``callback(work)`` when the operation completes: on the thread that ends it, or here if it has ended.
+        """Call ``callback(work)`` when the operation completes: on the thread that ends it, or here if it has
+        ended.
 
-        A collective's own thread calls it before it starts on the next operation, so collectives issued inside run
-        there at once, in an order that all ranks share. Exceptions in it are printed and go no further.
+        A collective's own thread calls it before it starts on the next operation, so collectives issued
+        inside run there at once, in an order that all ranks share. Exceptions in it are printed and go no
+        further.
         """
         with self._lock:
             if not self._done:
@@ -199,14 +201,15 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def finish_pending() -> None:
-    """Before MPI is finalised, let pending collectives end; if they do not, end the job instead of hanging."""
+    """Before MPI is finalised, let pending collectives end; if they do not, end the job instead of
+    hanging."""
     deadline = time.monotonic() + _EXIT_TIMEOUT_S
     for worker in list(_workers):
         if not worker.drain(max(0.0, deadline - time.monotonic())):
             sys.stdout.flush()
             print(
-                f"hpccoll: rank {MPI.COMM_WORLD.rank}: a collective was still pending {_EXIT_TIMEOUT_S:g} s after the end "
-                "of the program (another rank has not joined it); ending the job",
+                f"hpccoll: rank {MPI.COMM_WORLD.rank}: a collective was still pending {_EXIT_TIMEOUT_S:g} s after "
+                "the end of the program (another rank has not joined it); ending the job",
                 file=sys.stderr,
                 flush=True,
             )

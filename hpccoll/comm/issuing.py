@@ -1,0 +1,97 @@
+"""The part of a communicator that issues operations: on the caller's thread, or on the communicator's own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll.errors import ArgumentError, CommunicatorError, TransferError
+from hpccoll.work import ThreadWork, Worker
+
+
+class Issuing:
+    """A communicator that runs operations in the order of their calls.
+
+    Attributes
+    ----------
+    rank, size : int
+    mpi : mpi4py.MPI.Intracomm
+        The communicator beneath; once freed, an object that raises CommunicatorError.
+    """
+
+    mpi: Any
+
+    def __init__(self, mpi: Any):
+        if not isinstance(mpi, MPI.Intracomm) or mpi == MPI.COMM_NULL:
+            raise ArgumentError(f"Comm: `mpi` must be an mpi4py intracommunicator, got {mpi!r}")
+        self.mpi = mpi
+        self.rank: int = mpi.rank
+        self.size: int = mpi.size
+        self._worker: Worker | None = None
+        live.add(self)
+
+    def run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
+        """Run something that communicates in its turn: after what is pending on this communicator.
+
+        Parameters
+        ----------
+        method : str
+            Its name, for messages.
+        operation : callable
+            Takes nothing, returns the result. Collectives of this communicator called in it run at once.
+        blocking : bool
+            Whether to wait. Without anything pending a blocking operation stays on the caller's thread.
+
+        Returns
+        -------
+        What `operation` returns, or with ``blocking=False`` a Work
+        """
+        worker = self._worker
+        try:
+            if blocking and (worker is None or worker.idle or worker.is_current):
+                return operation()
+            if worker is None:
+                self.mpi.Get_rank()  # raises where there is no communicator any more
+                worker = self._worker = Worker(f"hpccoll worker of {self!r}")
+        except MPI.Exception as error:
+            raise self._transfer_error(method, error) from error
+        work = ThreadWork(method, operation)
+        if worker.is_current:
+            work.execute()
+        else:
+            worker.submit(work)
+        return work.wait() if blocking else work
+
+    def _transfer_error(self, method: str, error: Exception) -> TransferError:
+        return TransferError(f"{method} on rank {self.rank} of {self.size}: {error}")
+
+    @property
+    def pending(self) -> bool:
+        """Whether collectives issued with ``blocking=False`` are still under way."""
+        return self._worker is not None and not self._worker.idle
+
+    def close(self, reason: str) -> None:
+        """Let go of the communicator; every later use raises CommunicatorError with this reason."""
+        self.mpi = Gone(reason)
+
+    @property
+    def closed(self) -> str | None:
+        """Why the communicator can no longer be used; None while it can."""
+        return self.mpi.reason if isinstance(self.mpi, Gone) else None
+
+
+class Gone:
+    """Stands where the MPI communicator was, and says why it is not there."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        raise CommunicatorError(f"{self.reason}; get a new one from hpccoll.world(), split() or dup()")
+
+
+live: weakref.WeakSet[Issuing] = weakref.WeakSet()
+"""Every communicator that has not been collected: MPI's end closes them."""

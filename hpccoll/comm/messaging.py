@@ -1,0 +1,154 @@
+"""Messages between two ranks: send, recv, sendrecv."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from mpi4py import MPI
+
+from hpccoll import transport
+from hpccoll.buffers import Buffer, copy_of, destination, same_memory, target
+from hpccoll.buffers import source as opened  # `source` is the name of an argument here
+from hpccoll.comm.arguments import rank_of, tag_of
+from hpccoll.comm.issuing import Issuing
+from hpccoll.errors import TransferError
+from hpccoll.work import RequestWork
+
+
+class Messaging(Issuing):
+    """The point-to-point messages of a communicator."""
+
+    def send(self, x: Any, *, dest: int, tag: int = 0, blocking: bool = True) -> Any:
+        """Send `x` to one rank.
+
+        Parameters
+        ----------
+        x : array or tensor
+        dest : int
+            The rank that receives.
+        tag : int
+            0 or more; receives can ask for it.
+
+        Returns
+        -------
+        None, or with ``blocking=False`` a Work
+            When it is complete `x` may be changed; the other rank need not have received it.
+        """
+        dest = rank_of(self, dest, "send", "dest")
+        tag = tag_of(tag, "send", "tag")
+        buffer = opened(x, "send")
+        with _mpi_errors("send"):
+            if blocking:
+                transport.send(self.mpi, buffer, dest, tag)
+                return None
+            request = transport.isend(self.mpi, buffer, dest, tag)
+        return RequestWork("send", [request], lambda _: buffer and None)
+
+    def recv(
+        self, x: Any, *, source: int | None = None, tag: int | None = None, blocking: bool = True
+    ) -> Any:
+        """Receive into `x`.
+
+        Parameters
+        ----------
+        x : array or tensor
+            Where the message goes; it has to fill `x` exactly.
+        source : int, optional
+            The rank that sends; by default any.
+        tag : int, optional
+            By default any.
+
+        Returns
+        -------
+        `x`, or with ``blocking=False`` a Work
+            Its attributes `source`, `tag` and `nbytes` then say what came.
+
+        Raises
+        ------
+        TransferError
+            The message was longer or shorter than `x`.
+        """
+        peer = MPI.ANY_SOURCE if source is None else rank_of(self, source, "recv", "source")
+        number = MPI.ANY_TAG if tag is None else tag_of(tag, "recv", "tag")
+        buffer = destination(x, "recv")
+        with _mpi_errors("recv", "the message was longer than `x` or"):
+            if blocking:
+                status = MPI.Status()
+                transport.recv(self.mpi, buffer, peer, number, status)
+                return _received(buffer, status, "recv")
+            request = transport.irecv(self.mpi, buffer, peer, number)
+        return RequestWork("recv", [request], lambda status: _received(buffer, status, "recv"))
+
+    def sendrecv(
+        self,
+        x: Any,
+        *,
+        dest: int,
+        source: int | None = None,
+        tag: int = 0,
+        out: Any = None,
+        blocking: bool = True,
+    ) -> Any:
+        """Send `x` to one rank and receive an object of the same shape and dtype from another, without
+        deadlock.
+
+        Parameters
+        ----------
+        x : array or tensor
+        dest : int
+            The rank that receives `x`.
+        source : int, optional
+            The rank that sends; by default any.
+        tag : int
+            Of both messages.
+        out : array or tensor, optional
+            Where the message goes, of x's kind, shape and dtype; `x` itself works (through a copy).
+
+        Returns
+        -------
+        What was received
+        """
+        dest = rank_of(self, dest, "sendrecv", "dest")
+        peer = MPI.ANY_SOURCE if source is None else rank_of(self, source, "sendrecv", "source")
+        tag = tag_of(tag, "sendrecv", "tag")
+        outgoing = opened(x, "sendrecv")
+        incoming = target(out, outgoing, outgoing.shape, "sendrecv")
+        if same_memory(outgoing, incoming, "sendrecv"):
+            outgoing = opened(copy_of(x), "sendrecv")
+
+        def run() -> Any:
+            status = MPI.Status()
+            transport.sendrecv(self.mpi, outgoing, dest, incoming, peer, tag, status)
+            return _received(incoming, status, "sendrecv")
+
+        if blocking:
+            with _mpi_errors("sendrecv", "the message was longer than `x` or"):
+                return run()
+        with _mpi_errors("sendrecv"):
+            requests = [
+                transport.irecv(self.mpi, incoming, peer, tag),
+                transport.isend(self.mpi, outgoing, dest, tag),
+            ]
+        return RequestWork(
+            "sendrecv", requests, lambda status: outgoing and _received(incoming, status, "sendrecv")
+        )
+
+
+def _received(buffer: Buffer, status: Any, method: str) -> Any:
+    nbytes = status.Get_elements(MPI.BYTE)
+    if nbytes != buffer.nbytes:
+        raise TransferError(
+            f"{method}: the message from rank {status.Get_source()} with tag {status.Get_tag()} had {nbytes} bytes, "
+            f"but `x` takes {buffer.nbytes} ({buffer.count} of {buffer.dtype.name}); the rest of `x` is unchanged"
+        )
+    return buffer.finish()
+
+
+@contextlib.contextmanager
+def _mpi_errors(method: str, hint: str = "") -> Iterator[None]:
+    try:
+        yield
+    except MPI.Exception as error:
+        raise TransferError(f"{method}: {hint} MPI says: {error}") from error
