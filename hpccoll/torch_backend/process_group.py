@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
 
+from hpccoll import reductions
+from hpccoll.buffers import dtype_of
 from hpccoll.comm import Comm
+from hpccoll.errors import ArgumentError, TransferError
 from hpccoll.torch_backend import ending, limits, torch_internals
 from hpccoll.torch_backend.work import DONE, DoneWork, PendingWork
 from hpccoll.work import Work
@@ -73,23 +77,42 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- Construction and end
 
+    _plain: dict[Any, tuple[int, Any, Any]] = {}
+    """(dtype, number of the reduction) -> item size, MPI's datatype and operation, where MPI does it as it is."""
+
+    def _tabulate(self) -> None:
+        """Fill `_plain` from the tables of :class:`Comm`, so that there is no second one."""
+        self._plain = {}
+        for dtype in _DTYPES:
+            entry = dtype_of(dtype)
+            for number, name in _OPS.items():
+                try:
+                    operation = reductions.operation(name, entry, "all_reduce")
+                except ArgumentError:
+                    continue
+                if entry.kind in ("bool", "int", "float") and name != "avg":
+                    self._plain[dtype, number] = (entry.itemsize, entry.mpi, operation)
+
     def _agree_on_limit(self, timeout: timedelta) -> None:
         """The smallest limit that any rank was given holds for all: they have to act alike."""
         default_s = torch_internals.default_timeout().total_seconds()
         own_s = timeout.total_seconds() if timeout is not None else default_s
-        lowest_s, highest_s = self._mpi.allreduce(own_s, _min()), -self._mpi.allreduce(-own_s, _min())
+        lowest_s, highest_s = self._mpi.allreduce(own_s, MPI.MIN), -self._mpi.allreduce(-own_s, MPI.MIN)
         self.limit_s: float = lowest_s
         self._is_limited = lowest_s != default_s or highest_s != default_s
         if self._is_limited:
             self._comm = limits.LimitedComm(self._mpi, lowest_s, self._on_timeout)
         else:
             self._comm = Comm(self._mpi)
+            self._tabulate()
             limits.watch(self)
 
     def adopt(self, name: str, devices: Sequence[str], backends: dict[str, Any]) -> None:
         """Take the name that the user asked for, and the backends of other devices."""
         self._backend_name = torch_internals.MPI if torch_internals.MPI in name else torch_internals.OWN
         self._other_backends = backends
+        if backends:
+            self._plain = {}
         torch_internals.declare_devices(self, devices, backends)
 
     @property
@@ -100,6 +123,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def forbid(self, reason: str) -> None:
         """Let every further operation raise."""
         self._comm = _Unusable(reason)
+        self._plain = {}
 
     def own_part(self, parts: Any) -> list[int] | None:
         """The list of ranks among `parts` that holds this rank, sorted; None if none does."""
@@ -122,7 +146,8 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         What is still pending goes on, and the communicator is freed after it: this does not wait for other ranks.
         """
-        comm, self._comm = self._comm, _Unusable("Invalid process group specified: it has been destroyed")
+        comm = self._comm
+        self.forbid("Invalid process group specified: it has been destroyed")
         limits.unwatch(self)
         _live.discard(self)
         for backend in self._other_backends.values():
@@ -223,19 +248,16 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         name: str,
         call: Callable[[bool], Any],
         is_async: bool,
-        tensors: Sequence[torch.Tensor] = (),
+        inputs: Sequence[torch.Tensor] = (),
+        outputs: Sequence[torch.Tensor] = (),
         finish: Callable[[], Any] | None = None,
     ) -> Any:
         """Run ``call(blocking)``, which makes one call of a Comm method or a list of them, and `finish` after it."""
         self._sequence += 1
         if _profiling():
-            with torch.autograd.profiler.record_function(f"{self._backend_name}:{name}"):
-                return self._issue_now(name, call, is_async, tensors, finish)
-        return self._issue_now(name, call, is_async, tensors, finish)
-
-    def _issue_now(self, name: str, call: Any, is_async: bool, tensors: Any, finish: Any) -> Any:
+            finish = self._then_end_range(name, inputs, finish)
         if is_async:
-            return self._pending(name, call(False), tensors, finish)
+            return self._pending(name, call(False), outputs or inputs, finish)
         self._inside = name
         try:
             call(True)
@@ -244,6 +266,16 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if finish is not None:
             finish()
         return DONE
+
+    def _then_end_range(self, name: str, inputs: Any, finish: Callable[[], Any] | None) -> Callable[[], Any]:
+        end = torch_internals.begin_range(f"{self._backend_name}:{name}", inputs)
+
+        def finish_and_end() -> None:
+            if finish is not None:
+                finish()
+            end()
+
+        return finish_and_end
 
     def _pending(self, name: str, works: Any, tensors: Any, finish: Any, limit_s: float | None = None) -> PendingWork:
         works = works if isinstance(works, list) else [works]
@@ -262,16 +294,31 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- Reductions
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
-        if opts.__class__ is _AllreduceOptions:
-            tensor, is_async = tensors[0], opts.asyncOp
-            op = _OPS.get(int(opts.reduceOp.op))
-            if len(tensors) == 1 and op is not None and not is_async and not self._other_backends and not _profiling():
-                if tensor.layout is _strided:
-                    # The one path that is worth microseconds.
+        # The one path that is worth microseconds: plain tensors, synchronous, and nothing special about the group.
+        if opts.__class__ is _AllreduceOptions and len(tensors) == 1:
+            tensor = tensors[0]
+            kind = self._plain.get((tensor.dtype, _number_of(opts.reduceOp)))
+            if (
+                kind is not None
+                and not opts.asyncOp
+                and tensor.layout is _strided
+                and tensor.__class__ in _PLAIN_CLASSES
+                and tensor.is_cpu
+                and tensor.is_contiguous()
+                and not tensor.is_neg()
+                and not self._comm.pending
+                and not _profiling()
+            ):
+                itemsize, datatype, operation = kind
+                count = tensor.numel()
+                if count <= _LARGEST_COUNT:
                     self._sequence += 1
                     self._inside = "all_reduce"
                     try:
-                        self._comm.allreduce(tensor, op=op, out=tensor)
+                        memory = _memory(tensor.data_ptr(), count * itemsize)
+                        self._mpi.Allreduce(_IN_PLACE, [memory, count, datatype], operation)
+                    except MPI.Exception as error:
+                        raise TransferError(f"{self.describe()}: {error}") from error
                     finally:
                         self._inside = None
                     return DONE
@@ -317,7 +364,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                     lambda b: self._comm.allreduce(joined, op=op, out=joined, blocking=b),
                     _is_async(opts),
                     tensors,
-                    lambda: _hand_out(joined, tensors),
+                    finish=lambda: _hand_out(joined, tensors),
                 )
         return self._issue(
             "all_reduce",
@@ -368,6 +415,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 source, op=op, counts=None if even else counts, out=target, blocking=b
             ),
             _is_async(opts),
+            blocks,
             [output],
             finish,
         )
@@ -376,7 +424,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._elsewhere(output):
             return super()._reduce_scatter_base(output, input, opts)
         call, finish = self._reduce_scatter_call(output, input, opts)
-        return self._issue("_reduce_scatter_base", call, _is_async(opts), [output], finish)
+        return self._issue("_reduce_scatter_base", call, _is_async(opts), [input], [output], finish)
 
     def _reduce_scatter_call(self, output: Any, input: Any, opts: Any) -> tuple[Any, Any]:
         op, factor = self._op(opts)
@@ -397,18 +445,21 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._elsewhere(outputs[0]):
             return super().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
         calls = [self._reduce_scatter_call(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        return self._issue_all("reduce_scatter_tensor_coalesced", calls, _is_async(opts), outputs)
+        return self._issue_all("reduce_scatter_tensor_coalesced", calls, _is_async(opts), inputs, outputs)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _issue_all(self, name: str, calls: list[tuple[Any, Any]], is_async: bool, tensors: Any) -> Any:
+    def _issue_all(
+        self, name: str, calls: list[tuple[Any, Any]], is_async: bool, inputs: Any, outputs: Any
+    ) -> Any:
         finishes = [finish for _, finish in calls if finish is not None]
         return self._issue(
             name,
             lambda b: [call(b) for call, _ in calls],
             is_async,
-            tensors,
+            inputs,
+            outputs,
             (lambda: [finish() for finish in finishes]) if finishes else None,
         )
 
@@ -429,7 +480,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._elsewhere(tensor):
             return super().allgather([blocks], [tensor], opts)
         call, finish = self._allgather_call(blocks, tensor)
-        return self._issue("all_gather", call, _is_async(opts), blocks, finish)
+        return self._issue("all_gather", call, _is_async(opts), [tensor], blocks, finish)
 
     def _allgather_call(self, blocks: Any, tensor: Any) -> tuple[Any, Any]:
         self._check_list("all_gather", "output", blocks, tensor)
@@ -452,13 +503,14 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         # torch's own convention: outputs[rank][i] belongs to inputs[i].
         lists = [[per_rank[index] for per_rank in outputs] for index in range(len(inputs))]
         calls = [self._allgather_call(blocks, tensor) for blocks, tensor in zip(lists, inputs, strict=True)]
-        return self._issue_all("all_gather", calls, _is_async(opts), [t for per_rank in outputs for t in per_rank])
+        flat = [tensor for per_rank in outputs for tensor in per_rank]
+        return self._issue_all("all_gather", calls, _is_async(opts), inputs, flat)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
         if self._elsewhere(input):
             return super()._allgather_base(output, input, opts)
         call, finish = self._allgather_single_call(output, input)
-        return self._issue("_allgather_base", call, _is_async(opts), [output], finish)
+        return self._issue("_allgather_base", call, _is_async(opts), [input], [output], finish)
 
     def _allgather_single_call(self, output: Any, input: Any) -> tuple[Any, Any]:
         if output.numel() != input.numel() * self._size:
@@ -477,7 +529,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._elsewhere(outputs[0]):
             return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
         calls = [self._allgather_single_call(*pair) for pair in zip(outputs, inputs, strict=True)]
-        return self._issue_all("all_gather_into_tensor_coalesced", calls, _is_async(opts), outputs)
+        return self._issue_all("all_gather_into_tensor_coalesced", calls, _is_async(opts), inputs, outputs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -491,7 +543,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         source = tensor.detach().reshape(-1)
         if self.rank() != root:
             return self._issue(
-                "gather", lambda b: self._comm.gather(source, root=root, blocking=b), _is_async(opts), []
+                "gather", lambda b: self._comm.gather(source, root=root, blocking=b), _is_async(opts), [tensor]
             )
         self._check_list("gather", "output", blocks, tensor, same_size=True)
         joined = source.new_empty((self._size, source.numel()))
@@ -499,6 +551,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             "gather",
             lambda b: self._comm.gather(source, root=root, out=joined, blocking=b),
             _is_async(opts),
+            [tensor],
             blocks,
             lambda: _hand_out(joined.view(-1), blocks),
         )
@@ -518,6 +571,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             "scatter",
             lambda b: self._comm.scatter(source, root=root, out=target, blocking=b),
             _is_async(opts),
+            blocks,
             [output],
             finish,
         )
@@ -536,6 +590,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             "all_to_all",
             lambda b: self._comm.alltoall(source, send_counts=sent, recv_counts=expected, out=joined, blocking=b),
             _is_async(opts),
+            inputs,
             outputs,
             lambda: _hand_out(joined, outputs),
         )
@@ -558,6 +613,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             "all_to_all",
             lambda b: self._comm.alltoall(source, send_counts=sent, recv_counts=expected, out=target, blocking=b),
             _is_async(opts),
+            [input],
             [output],
             finish,
         )
@@ -601,11 +657,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _message(self, name: str, call: Callable[[], Work], tensor: Any) -> PendingWork:
         self._sequence += 1
-        limit_s = self.limit_s  # a wait for a message can always give up: nothing is stuck inside MPI
-        if not _profiling():
-            return self._pending(name, call(), [tensor], None, limit_s)
-        with torch.autograd.profiler.record_function(f"{self._backend_name}:{name}"):
-            return self._pending(name, call(), [tensor], None, limit_s)
+        finish = self._then_end_range(name, [tensor], None) if _profiling() else None
+        # A wait for a message can always give up: nothing is stuck inside MPI.
+        return self._pending(name, call(), [tensor], finish, self.limit_s)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that says which ranks did not come; after gloo's."""
@@ -668,6 +722,14 @@ class CoalescedWork(DoneWork):
 
 _AllreduceOptions = dist.AllreduceOptions
 _strided = torch.strided
+_number_of = torch_internals.number_of
+_memory = MPI.memory.fromaddress
+_IN_PLACE = MPI.IN_PLACE
+_LARGEST_COUNT = 2**31 - 1
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+_DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64
+]  # fmt: skip
 
 
 def _one(tensors: Any) -> Any:
@@ -688,17 +750,11 @@ def _list_of(tensors: Any) -> list[Any]:
 
 
 def _is_async(opts: Any) -> bool:
-    return bool(getattr(opts, "asyncOp", False))
+    return bool(getattr(opts, "asyncOp", True))  # torch's default; its synchronous functions say so
 
 
 def _root(opts: Any) -> int:
     return int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))
-
-
-def _min() -> Any:
-    from mpi4py import MPI
-
-    return MPI.MIN
 
 
 def _join(tensors: Sequence[Any]) -> Any:
