@@ -128,8 +128,10 @@ def allgather(mpi: Any, send: Buffer | None, recv: Buffer, counts: Sequence[int]
         return
     parts = _parts(counts or _even(recv, mpi.size))
     if send is None:
-        for root, part in enumerate(parts):
-            _broadcast_part(mpi, recv, part, root)
+        # The same call as without, since other ranks may not work in place; no part is both read and written.
+        outgoing = [parts[mpi.rank]] * mpi.size
+        outgoing[mpi.rank] = parts[mpi.rank] = (0, 0)
+        _exchange(mpi, recv, outgoing, recv, parts)
     else:
         _exchange(mpi, send, [(0, send.count)] * mpi.size, recv, parts)
 
@@ -234,15 +236,6 @@ def _vector(buffer: Buffer, counts: Sequence[int]) -> list[Any]:
     size = buffer.dtype.itemsize
     lengths = [count * size for count in counts]
     return [buffer.memory, lengths, list(accumulate(lengths[:-1], initial=0)), MPI.BYTE]
-
-
-def _broadcast_part(mpi: Any, buffer: Buffer, part: tuple[int, int], root: int) -> None:
-    size = buffer.dtype.itemsize
-    datatype = _span(part[0] * size, part[1] * size)
-    try:
-        mpi.Bcast([buffer.memory, 1, datatype], root)
-    finally:
-        datatype.Free()
 
 
 def _exchange(
