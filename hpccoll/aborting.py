@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hpccoll.environment import detect, hostname
+from hpccoll.environment import detect, hostname, is_first_rank
+from hpccoll.errors import LaunchError
 
 __all__ = ["abort_on_exception", "run_program"]
 
@@ -79,6 +80,11 @@ def run_program(
         status = main(argv) or 0
     except SystemExit as request:
         status = _status_of(request)
+    except LaunchError as error:
+        # A traceback per process would bury the line with the fix.
+        status = 1
+        if is_first_rank():
+            print(f"error: {error}", file=sys.stderr)
     _flush()
     _leave(status)
 
@@ -184,7 +190,7 @@ def _where(world: Any) -> str:
         return f"rank {world.rank} of {world.size} on {hostname()}"
     launch = detect()
     if launch is not None:
-        return f"rank {launch.rank} of {launch.size or 'unknown'} on {hostname()} (MPI not active)"
+        return f"rank {launch.rank} of {launch.size or 'unknown'} on {hostname()}"
     return f"on {hostname()}"
 
 

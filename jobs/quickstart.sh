@@ -142,6 +142,8 @@ if ((RANKS > CORES)); then
     export PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe   # Open MPI 5
     export OMPI_MCA_mpi_yield_when_idle=1                             # a waiting rank lets the others run
 fi
+# Open MPI does not start without one, and containers that run under any user id have none.
+export HOME=${HOME:-${TMPDIR:-/tmp}}
 # One process per core; torch and BLAS would otherwise start a thread per core in each.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 

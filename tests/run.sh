@@ -80,7 +80,7 @@ make_venv() {
     fi
     if [[ $found != "$wanted" ]]; then
         rm -f -- "$venv/.stamp"
-        "$venv/bin/python" -m pip install --quiet -c constraints.txt "$@" || return
+        "$venv/bin/python" -m pip install -qq -c constraints.txt "$@" || return
         printf '%s' "$wanted" >"$venv/.stamp"
     fi
 }

@@ -203,6 +203,8 @@ def test_a_program_stops_at_the_gate() -> None:
     assert done.returncode not in (0, 124), done.stdout + done.stderr
     assert "Hydra mpirun started 2 processes" in done.stderr
     assert "libmpi.so" in done.stderr
+    assert done.stderr.count("HPCCOLL_ALLOW_SINGLETONS") == 1
+    assert "Traceback" not in done.stderr
     assert "busbw" not in done.stdout
 
 
