@@ -43,6 +43,11 @@ class Work:
         self._callbacks: list[Callable[[Work], Any]] = []
         self._lock = threading.Lock()
         self._done = False
+        self._noticed = False
+
+    def __del__(self) -> None:
+        if self._error is not None and not self._noticed:
+            print(f"hpccoll: {self.method} failed, and nobody waited for it: {self._error}", file=sys.stderr)
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until the operation is complete and return its result.
@@ -64,6 +69,7 @@ class Work:
                 f"{self.method}: not complete after {timeout_s:g} s; the operation goes on and its buffers stay in use"
             )
         if self._error is not None:
+            self._noticed = True
             raise self._error
         return self._result
 
@@ -77,6 +83,7 @@ class Work:
 
     def exception(self) -> BaseException | None:
         """Return the exception of a complete operation, None if it has succeeded or is still running."""
+        self._noticed = True
         return self._error if self.test() else None
 
     def add_done_callback(self, callback: Callable[[Work], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -50,20 +51,33 @@ class Issuing:
         What `operation` returns, or with ``blocking=False`` a Work
         """
         worker = self._worker
-        try:
-            if blocking and (worker is None or worker.idle or worker.is_current):
+        if blocking and (worker is None or worker.idle or worker.is_current):
+            try:
                 return operation()
-            if worker is None:
-                self.mpi.Get_rank()  # raises where there is no communicator any more
-                worker = self._worker = Worker(f"hpccoll worker of {self!r}")
-        except MPI.Exception as error:
-            raise self._transfer_error(method, error) from error
-        work = ThreadWork(method, operation)
+            except MPI.Exception as error:
+                raise self._transfer_error(method, error) from error
+        if worker is None:
+            worker = self._start_worker()
+
+        def guarded() -> Any:
+            try:
+                return operation()
+            except MPI.Exception as error:
+                raise self._transfer_error(method, error) from error
+
+        work = ThreadWork(method, guarded)
         if worker.is_current:
             work.execute()
         else:
             worker.submit(work)
         return work.wait() if blocking else work
+
+    def _start_worker(self) -> Worker:
+        self.mpi.Get_rank()  # raises where there is no communicator any more
+        with _starting:
+            if self._worker is None:
+                self._worker = Worker(f"hpccoll worker of {self!r}")
+            return self._worker
 
     def _transfer_error(self, method: str, error: Exception) -> TransferError:
         return TransferError(f"{method} on rank {self.rank} of {self.size}: {error}")
@@ -92,6 +106,8 @@ class Gone:
     def __getattr__(self, name: str) -> Any:
         raise CommunicatorError(f"{self.reason}; get a new one from hpccoll.world(), split() or dup()")
 
+
+_starting = threading.Lock()
 
 live: weakref.WeakSet[Issuing] = weakref.WeakSet()
 """Every communicator that has not been collected: MPI's end closes them."""
