@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from mpi_plugin import need
 
-need("mpi4py.MPI")
-
-from hpccoll import buffers
 from hpccoll.errors import ArgumentError, UnsupportedError
 
+buffers = need("hpccoll.buffers")
 torch = need("torch")
 ml_dtypes = need("ml_dtypes")
 

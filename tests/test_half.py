@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 from mpi_plugin import need
 
-need("mpi4py.MPI")
-
-from hpccoll import half
-
+half = need("hpccoll.half")
 torch = need("torch")
 ml_dtypes = need("ml_dtypes")
 
