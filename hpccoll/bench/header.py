@@ -1,0 +1,56 @@
+"""The conditions of a run, gathered from every rank."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from typing import Any
+
+import mpi4py
+import numpy as np
+from mpi4py import MPI
+
+from hpccoll._version import __version__
+from hpccoll.bench.case import Case
+from hpccoll.bench.engines import Engine
+from hpccoll.bench.host import binding
+from hpccoll.bench.results import Header
+from hpccoll.bench.timing import MODE
+
+__all__ = ["gather_header"]
+
+
+def gather_header(case: Case, engine: Engine, control: Any) -> Header:
+    """Header of a run of `case`, the same on every rank; collective over `control` (mpi4py's)."""
+    bound = binding()
+    places = control.allgather((MPI.Get_processor_name(), bound.cores, bound.allowed))
+    hosts: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
+    for host, cores, allowed in places:
+        hosts.setdefault(host, []).append((cores, allowed))
+    usable = [len({core for _, allowed in ranks for core in allowed}) for ranks in hosts.values()]
+    per_host = [len(ranks) for ranks in hosts.values()]
+    return Header(
+        collective=case.name,
+        engine=engine.name,
+        mode=MODE,
+        hpccoll=__version__,
+        python=platform.python_version(),
+        numpy=np.__version__,
+        torch=sys.modules["torch"].__version__ if "torch" in sys.modules else None,
+        mpi4py=mpi4py.__version__,
+        mpi=MPI.Get_library_version().strip("\0\n ").splitlines()[0],
+        ranks=control.size,
+        hosts=list(hosts),
+        ranks_per_host=per_host,
+        cores_per_host=[ranks[0][0] for ranks in hosts.values()],
+        usable_cores_per_host=usable,
+        oversubscribed=any(n > cores for n, cores in zip(per_host, usable, strict=True)),
+        unbound=any(_unbound([allowed for _, allowed in ranks]) for ranks in hosts.values()),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def _unbound(masks: list[tuple[int, ...]]) -> bool:
+    """Whether two of these ranks may run on the same choice of cores, so that the system moves them about."""
+    return any(len(mask) > 1 and masks.count(mask) > 1 for mask in set(masks))

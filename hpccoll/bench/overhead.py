@@ -1,0 +1,153 @@
+"""What `hpccoll.Comm` costs on top of raw mpi4py: the same calls, on the same memory, in one run.
+
+Blocks of calls of the engines alternate in an order that is shuffled anew each time, so that drift of the
+machine meets all engines alike. Within a block the calls are back to back (mode "pipelined"): the clock is
+read twice per block, and no barrier hides what the interpreter does meanwhile. A block's time per call is
+that of the slowest rank. Ratio and difference are formed between the blocks of one round, and their medians shown.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpccoll.bench.case import Buffers, Case, Place
+from hpccoll.bench.dtypes import DTYPES
+from hpccoll.bench.engines import ENGINES, Engine
+from hpccoll.bench.storage import RowData, Tables
+from hpccoll.comm import Comm
+from hpccoll.errors import VerificationError
+
+__all__ = ["Comparison", "compare"]
+
+MODE = "pipelined"
+_BLOCK_S = 0.002
+_MOST_CALLS = 500
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One collective at one size through one engine, against the first engine.
+
+    Attributes
+    ----------
+    collective, engine : str
+    nbytes : int
+        S, as in the programs.
+    calls, rounds : int
+        Calls in a block, and blocks of each engine.
+    time_us : float
+        Median over the blocks of the time per call.
+    extra_us, ratio : float
+        Median over the rounds of the difference to, and the ratio to, the first engine's block.
+    """
+
+    collective: str
+    engine: str
+    nbytes: int
+    calls: int
+    rounds: int
+    time_us: float
+    extra_us: float
+    ratio: float
+
+
+def compare(
+    cases: Sequence[Case], sizes: Sequence[int], engines: Sequence[str], rounds: int, comm: Comm
+) -> Iterator[Comparison]:
+    """Time `engines` against the first of them; collective, and the same results on every rank.
+
+    Raises
+    ------
+    VerificationError
+        If an engine gave a wrong result, on every rank.
+    """
+    control: Any = comm.mpi.Dup()
+    chosen = [ENGINES[name]() for name in engines]
+    for case in cases:
+        for number, nbytes in enumerate(sizes if case.sized else (0,)):
+            yield from _compare(case, nbytes, number, chosen, rounds, comm, control)
+    control.Free()
+
+
+def _compare(
+    case: Case, nbytes: int, number: int, engines: list[Engine], rounds: int, comm: Comm, control: Any
+) -> Iterator[Comparison]:
+    dtype, op = DTYPES["float32"], "sum" if case.takes_op else None
+    place = Place(comm.rank, comm.size, 0)
+    count = case.count(nbytes, dtype.itemsize, comm.size)
+    calls: list[Callable[[], object]] = []
+    data = None
+    if case.sized:
+        data = RowData(case, Tables(dtype, op, comm.size), count, place, salt=number, in_place=False)
+    for engine in engines:
+        send, recv = (None, None) if data is None else data.windows(engine.kind)[0]
+        calls.append(engine.bind(case, comm, Buffers(send, recv, op, place, in_place=False)))
+    for engine, call in zip(engines, calls, strict=True):
+        _verify(case, engine, call, data, control)
+    number_of_calls = _calls_per_block(calls[0], control)
+    times = _time(calls, number_of_calls, rounds, control)
+    for engine, call in zip(engines, calls, strict=True):
+        _verify(case, engine, call, data, control)
+    for index, engine in enumerate(engines):
+        yield Comparison(
+            collective=case.name,
+            engine=engine.name,
+            nbytes=case.nbytes(count, dtype.itemsize, comm.size),
+            calls=number_of_calls,
+            rounds=rounds,
+            time_us=float(np.median(times[:, index])),
+            extra_us=float(np.median(times[:, index] - times[:, 0])),
+            ratio=float(np.median(times[:, index] / times[:, 0])),
+        )
+
+
+def _verify(
+    case: Case, engine: Engine, call: Callable[[], object], data: RowData | None, control: Any
+) -> None:
+    if data is not None:
+        data.prepare(0)
+    call()
+    wrong = data.check(0) if data is not None else None
+    found = wrong.text if wrong is not None else None
+    for rank, text in enumerate(control.allgather(found)):
+        if text:
+            raise VerificationError(f"{case.name} through {engine.name} on rank {rank}: {text}")
+
+
+def _calls_per_block(call: Callable[[], object], control: Any) -> int:
+    """As many as last 2 ms, which is far above the resolution of the clock; 500 at most."""
+    for _ in range(3):
+        call()
+    control.Barrier()
+    start = time.perf_counter()
+    for _ in range(5):
+        call()
+    call_s = control.allreduce((time.perf_counter() - start) / 5, MPI.MAX)
+    return max(1, min(_MOST_CALLS, int(_BLOCK_S / max(call_s, 1e-9))))
+
+
+def _time(calls: list[Callable[[], object]], number: int, rounds: int, control: Any) -> np.ndarray:
+    """Time per call in microseconds, (rounds, engines), of the slowest rank; the first round warms up."""
+    clock = time.perf_counter_ns
+    times = np.zeros((rounds + 1, len(calls)))
+    shuffle = random.Random(0).shuffle  # the same order on every rank
+    order = list(range(len(calls)))
+    for turn in range(rounds + 1):
+        shuffle(order)
+        for index in order:
+            call = calls[index]
+            control.Barrier()
+            start = clock()
+            for _ in range(number):
+                call()
+            times[turn, index] = (clock() - start) / number / 1e3
+    slowest = np.empty_like(times)
+    control.Allreduce(times, slowest, MPI.MAX)
+    return slowest[1:]

@@ -1,0 +1,33 @@
+"""``mpirun -n 4 python -m hpccoll.gather`` measures gather and verifies every result.
+
+Every rank has one block; the root receives all of them. S = n * count * itemsize (received by the root),
+busbw = algbw * (n-1)/n.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from hpccoll.aborting import run_program
+from hpccoll.bench.case import Case, Source, one_block
+from hpccoll.bench.program import measure_case
+
+CASE = Case(
+    name="gather",
+    summary="The root receives everybody's block.",
+    sends=one_block,
+    expects=lambda place: [Source(rank, 0) for rank in range(place.size) if place.rank == place.root],
+    bind=lambda comm, b: partial(comm.gather, b.send, root=b.place.root, out=b.recv),
+    stacked_recv=True,
+    scaled=True,
+    in_place="block",
+    takes_root=True,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    return measure_case(CASE, argv)
+
+
+if __name__ == "__main__":
+    run_program(main)

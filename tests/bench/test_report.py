@@ -1,0 +1,148 @@
+"""The table, the JSON document, and readers that go away."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpccoll.allgather import CASE as ALLGATHER
+from hpccoll.barrier import CASE as BARRIER
+from hpccoll.bench import report as report_module
+from hpccoll.bench.report import Report, on_terminal
+from hpccoll.bench.results import Failure, Header, Row, document, write_json
+from hpccoll.reduce import CASE as REDUCE
+
+HEADER = Header(
+    collective="reduce", engine="numpy", mode="barrier", hpccoll="1.2", python="3.11", numpy="2.0", torch=None,
+    mpi4py="4.1", mpi="Some MPI 3", ranks=6, hosts=["a", "b"], ranks_per_host=[4, 2], cores_per_host=[8, 8],
+    usable_cores_per_host=[2, 8], oversubscribed=True, unbound=False, started="2030-01-02T03:04:05Z",
+)  # fmt: skip
+ROW = Row(
+    nbytes=4096, count=1024, dtype="float32", op="sum", root=0, in_place=False, iterations=100, warmup=20,
+    time_us=12.345, time_min_us=10.0, time_max_us=4321.0, algbw_gb_per_s=0.33179, busbw_gb_per_s=None,
+)  # fmt: skip
+
+
+def printed(capsys: pytest.CaptureFixture[str], case: Any, *rows: Row) -> list[str]:
+    report = Report(case, len(rows), progress=True, to_stderr=False)
+    report.header(HEADER)
+    for row in rows:
+        report.next("4096 bytes")
+        report.row(row)
+    report.close()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, REDUCE, ROW)
+    assert lines[0] == "# hpccoll 1.2 reduce, engine numpy, mode barrier"
+    assert "# Some MPI 3" in lines
+    assert "# ranks 6 on 2 hosts (2 to 4 a host): a, b" in lines
+    assert "# cores 8 a host, usable 2 to 8; oversubscribed yes, unbound no" in lines
+    assert any("more ranks than cores" in line and "not meaningful" in line for line in lines)
+    titles, units, row = lines[-3:]
+    assert titles.lstrip("#").split() == [
+        "bytes", "count", "dtype", "op", "root", "iters", "median", "min", "max", "algbw", "busbw", "wrong",
+    ]  # fmt: skip
+    assert units.lstrip("#").split() == ["us", "us", "us", "GB/s", "GB/s"]
+    assert row.split() == [
+        "4096", "1024", "float32", "sum", "0", "100", "12.35", "10.00", "4321.0", "0.332", "n/a", "0",
+    ]  # fmt: skip
+    assert all(line.startswith("#") for line in lines[:-1])
+    for title, value in (("bytes", "4096"), ("dtype", "float32"), ("median", "12.35"), ("wrong", "0")):
+        assert titles.index(title) + len(title) == row.rindex(value) + len(value)
+
+
+def test_only_columns_that_mean_something(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, ALLGATHER, ROW)[-3].lstrip("#").split()[:4] == ["bytes", "count", "dtype", "iters"]
+    assert printed(capsys, BARRIER, ROW)[-3].lstrip("#").split() == ["iters", "median", "min", "max", "wrong"]
+
+
+def test_skipped_and_wrong_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    skipped = Row(
+        nbytes=2**40, count=2**38, dtype="float32", op="sum", root=0, in_place=False, skipped="too big"
+    )
+    wrong = Row(
+        **{**ROW.__dict__, "wrong": 7, "failures": [Failure(3, "b", 7, "index 2: expected 1, found 0")]}
+    )
+    lines = printed(capsys, REDUCE, skipped, wrong)
+    assert lines[-3].split() == [str(2**40), str(2**38), "float32", "sum", "0", "skipped:", "too", "big"]
+    assert lines[-2].split()[-1] == "7"
+    assert lines[-1] == "# WRONG on rank 3 (b): index 2: expected 1, found 0"
+
+
+def test_document() -> None:
+    content = json.loads(document(HEADER, [ROW], "ok"))
+    assert content["format"] == "hpccoll.bench/1"
+    assert content["status"] == "ok"
+    assert content["header"]["ranks_per_host"] == [4, 2]
+    assert content["rows"][0]["time_us"] == 12.345
+    assert content["rows"][0]["busbw_gb_per_s"] is None
+    assert content["rows"][0]["skipped"] is None
+
+
+def test_every_field_of_the_document_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    content = json.loads(document(HEADER, [ROW], "ok"))
+    fields = {*content, *content["header"], *content["rows"][0], *Failure.__dataclass_fields__}
+    assert sorted(name for name in fields if f"`{name}`" not in text) == []
+
+
+def test_json_is_written_aside_and_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("before")
+    with monkeypatch.context() as context:
+        context.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
+        with pytest.raises(OSError, match="no"):
+            write_json(path, "after")
+    assert path.read_text() == "before"
+    write_json(path, "after")
+    assert path.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [path]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+CLOSED = """
+from hpccoll.allgather import CASE
+from hpccoll.bench.report import Report
+report = Report(CASE, 1, progress=False, to_stderr=False)
+for i in range(100000):
+    report.line("x" * 100)
+    if report.closed:
+        raise SystemExit(7)
+"""
+
+
+def test_reader_that_goes_away() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CLOSED], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 7
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_terminal_of_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's own terminal says nothing about where mpirun writes."""
+    monkeypatch.setattr(sys, "stdout", type("Terminal", (), {"isatty": lambda self: True})())
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert on_terminal()
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    for target, expected in (("/dev/pts/3", True), ("pipe:[17]", False), ("/home/x/log", False)):
+        monkeypatch.setattr(report_module.os, "readlink", lambda _, target=target: target)
+        assert on_terminal() is expected
+    monkeypatch.setattr(sys, "stdout", None)
+    assert not on_terminal()
