@@ -21,7 +21,7 @@ from hpccoll.bench.timing import Block
 __all__ = ["check_order", "prove_waiting"]
 
 _TAG = 77
-_MOST_ROUNDS = 8
+_MOST_ROUNDS = 8  # and the last rank, if it is not among them
 _HOLD_S = 0.02
 
 

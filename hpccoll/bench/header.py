@@ -21,10 +21,12 @@ from hpccoll.bench.timing import MODE
 __all__ = ["gather_header"]
 
 
-def gather_header(case: Case, engine: Engine, control: Any) -> Header:
-    """Header of a run of `case`, the same on every rank; collective over `control` (mpi4py's)."""
+def gather_header(case: Case, engine: Engine, control: Any) -> Header | None:
+    """Header of a run of `case` on rank 0, None elsewhere; collective over the mpi4py communicator `control`."""
     bound = binding()
-    places = control.allgather((MPI.Get_processor_name(), bound.cores, bound.allowed))
+    places = control.gather((MPI.Get_processor_name(), bound.cores, bound.allowed))
+    if places is None:
+        return None
     hosts: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
     for host, cores, allowed in places:
         hosts.setdefault(host, []).append((cores, allowed))
@@ -39,7 +41,7 @@ def gather_header(case: Case, engine: Engine, control: Any) -> Header:
         numpy=np.__version__,
         torch=sys.modules["torch"].__version__ if "torch" in sys.modules else None,
         mpi4py=mpi4py.__version__,
-        mpi=MPI.Get_library_version().strip("\0\n ").splitlines()[0],
+        mpi=" ".join(MPI.Get_library_version().strip("\0\n ").splitlines()[0].split()),
         ranks=control.size,
         hosts=list(hosts),
         ranks_per_host=per_host,

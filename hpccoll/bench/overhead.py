@@ -42,10 +42,12 @@ class Comparison:
         S, as in the programs.
     calls, rounds : int
         Calls in a block, and blocks of each engine.
-    time_us : float
-        Median over the blocks of the time per call.
+    time_us, least_us : float
+        Median and least of the blocks' times per call.
     extra_us, ratio : float
         Median over the rounds of the difference to, and the ratio to, the first engine's block.
+    least_extra_us, least_ratio : float
+        Difference and ratio of the least times: what remains on a machine that others use as well.
     """
 
     collective: str
@@ -54,8 +56,11 @@ class Comparison:
     calls: int
     rounds: int
     time_us: float
+    least_us: float
     extra_us: float
     ratio: float
+    least_extra_us: float
+    least_ratio: float
 
 
 def compare(
@@ -95,6 +100,7 @@ def _compare(
     times = _time(calls, number_of_calls, rounds, control)
     for engine, call in zip(engines, calls, strict=True):
         _verify(case, engine, call, data, control)
+    least = times.min(axis=0)
     for index, engine in enumerate(engines):
         yield Comparison(
             collective=case.name,
@@ -105,6 +111,9 @@ def _compare(
             time_us=float(np.median(times[:, index])),
             extra_us=float(np.median(times[:, index] - times[:, 0])),
             ratio=float(np.median(times[:, index] / times[:, 0])),
+            least_us=float(least[index]),
+            least_extra_us=float(least[index] - least[0]),
+            least_ratio=float(least[index] / least[0]),
         )
 
 

@@ -28,7 +28,7 @@ class _Column(NamedTuple):
 def _number(value: float | None) -> str:
     if value is None:
         return "n/a"
-    return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 100 else f"{value:.1f}"
+    return f"{value:#.3g}" if value < 100 else f"{value:.1f}"
 
 
 def _time(value: float | None) -> str:
@@ -55,8 +55,8 @@ def _columns(case: Case) -> list[_Column]:
     ]
     if case.sized:
         columns += [
-            _Column("algbw", "GB/s", 8, lambda row: _number(row.algbw_gb_per_s)),
-            _Column("busbw", "GB/s", 8, lambda row: _number(row.busbw_gb_per_s)),
+            _Column("algbw", "GB/s", 9, lambda row: _number(row.algbw_gb_per_s)),
+            _Column("busbw", "GB/s", 9, lambda row: _number(row.busbw_gb_per_s)),
         ]
     return [*columns, _Column("wrong", "", 7, lambda row: str(row.wrong))]
 
@@ -106,7 +106,8 @@ class Report:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         parts = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        bar = Progress(*parts, transient=True)
+        # Drawn between the rows only: a thread that redraws it would disturb the timed calls.
+        bar = Progress(*parts, transient=True, auto_refresh=False)
         bar.add_task("", total=total)
         bar.start()
         return bar
@@ -150,7 +151,7 @@ class Report:
     def next(self, text: str) -> None:
         """Say what is being measured, where there is a bar to say it in."""
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], description=text)
+            self._bar.update(self._bar.task_ids[0], description=text, refresh=True)
 
     def row(self, row: Row) -> None:
         """Print a row, and what was wrong in it."""

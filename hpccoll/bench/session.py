@@ -76,9 +76,8 @@ class Session:
         plans = list(self._plans())
         header = gather_header(self.case, self.engine, self.control)
         limit = self._memory_limit()
-        first = self.comm.rank == 0
         report = None
-        if first:
+        if header is not None:
             to_stderr = self.options.json == "-"
             report = Report(self.case, len(plans), progress=self.options.progress, to_stderr=to_stderr)
             report.header(header)
@@ -99,7 +98,7 @@ class Session:
         finally:
             if report:
                 report.close()
-        if report:
+        if report and header is not None:
             report.line(self._verdict(status))
             if self.options.json is not None:
                 report.document(document(header, self.rows, status), self.options.json)

@@ -77,7 +77,7 @@ class Tables:
 
     def __getitem__(self, rank: int) -> np.ndarray:
         if rank not in self._known:
-            if len(self._known) > 64:
+            if len(self._known) > 4096:  # 16 MiB of them
                 self._known.clear()
             self._known[rank] = (
                 reduced_table(self.dtype, self.op or "", self.size)

@@ -13,7 +13,16 @@ import numpy as np
 
 from hpccoll.bench.storage import RowData, Wrong
 
-__all__ = ["MODE", "Block", "Summary", "choose_iterations", "garbage_collector_off", "run_calls", "summarise"]
+__all__ = [
+    "MODE",
+    "Block",
+    "Summary",
+    "choose_iterations",
+    "default_warmup",
+    "garbage_collector_off",
+    "run_calls",
+    "summarise",
+]
 
 MODE = "barrier"
 
