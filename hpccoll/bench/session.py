@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from hpccoll.bench.header import gather_header
 from hpccoll.bench.host import available_nbytes
 from hpccoll.bench.options import Options, UsageError
 from hpccoll.bench.report import Report
-from hpccoll.bench.results import Failure, Row, document
+from hpccoll.bench.results import Failure, Header, Row, document
 from hpccoll.bench.storage import RowData, Tables, Wrong, rank_nbytes
 from hpccoll.bench.timing import (
     Block,
@@ -36,7 +37,7 @@ from hpccoll.units import format_bytes, rate_gb_per_s
 
 __all__ = ["Plan", "Session"]
 
-_OK, _WRONG = 0, 1
+_OK, _FAILED = 0, 1
 _MOST_FAILURES = 8
 _MEMORY_SHARE = 0.8
 
@@ -100,12 +101,24 @@ class Session:
                 report.close()
         if report and header is not None:
             report.line(self._verdict(status))
-            if self.options.json is not None:
-                report.document(document(header, self.rows, status), self.options.json)
+            status = self._write(report, header, status)
         self.control.Barrier()
         self.node.Free()
         self.control.Free()
-        return _WRONG if status == "wrong" else _OK
+        return _OK if status in ("ok", "stopped") else _FAILED
+
+    def _write(self, report: Report, header: Header, status: str) -> str:
+        """Write the JSON document if one is wanted; a full disk must not pass for success."""
+        if self.options.json is not None:
+            try:
+                report.document(document(header, self.rows, status), self.options.json)
+            except OSError as exc:
+                print(
+                    f"hpccoll {self.case.name}: error: cannot write {self.options.json}: {exc}",
+                    file=sys.stderr,
+                )
+                return "unwritten"
+        return status
 
     def _verdict(self, status: str) -> str:
         skipped = sum(row.skipped is not None for row in self.rows)
