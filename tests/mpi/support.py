@@ -148,7 +148,9 @@ def reduced(arrays: Sequence[np.ndarray], op: str, dtype: str) -> np.ndarray:
         arrays = [array.astype(np.float32) for array in arrays]
     total = functools.reduce(_UFUNC[op], arrays)
     if op == "avg":
-        total = total / total.dtype.type(len(arrays))
+        # Real and imaginary parts alone: a division by a complex number rounds more than once.
+        total = np.ascontiguousarray(total).reshape(-1).view(total.real.dtype)
+        total = (total / total.dtype.type(len(arrays))).view(arrays[0].dtype).reshape(arrays[0].shape)
     with np.errstate(over="ignore"):
         return np.asarray(total, kind)
 
@@ -284,7 +286,7 @@ def assert_same(got: Any, expected: np.ndarray, dtype: str, label: str, exact: b
     assert native.dtype == expected.dtype, f"{label}: dtype {native.dtype} instead of {expected.dtype}"
     if not expected.size:
         return
-    if exact or expected.dtype.kind in "VMm":
+    if exact or (expected.dtype.kind in "VMm" and dtype not in HALF):
         a, b = _bytes(native), _bytes(expected)
         equal = (a == b).all(axis=1)
     else:
