@@ -37,7 +37,8 @@ class Buffers:
     ----------
     send, recv
         NumPy arrays or torch tensors; None where this rank sends or receives nothing.
-    op : str or None
+    op : str
+        Empty where the collective has none.
     place : Place
     in_place : bool
         `send` is `recv`, or this rank's block of it.
@@ -45,7 +46,7 @@ class Buffers:
 
     send: Any
     recv: Any
-    op: str | None
+    op: str
     place: Place
     in_place: bool
 

@@ -63,7 +63,7 @@ class RawEngine:
 
         send = MPI.IN_PLACE if buffers.in_place else spec(buffers.send)
         recv = spec(buffers.recv)
-        op = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}.get(buffers.op or "")
+        op = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}.get(buffers.op)
         ring = {"dest": (rank + 1) % size, "source": (rank - 1) % size}
         calls: dict[str, Callable[[], object]] = {
             "allreduce": partial(mpi.Allreduce, send, recv, op),

@@ -12,17 +12,14 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll._version import __version__
-from hpccoll.bench.case import Case
-from hpccoll.bench.engines import Engine
 from hpccoll.bench.host import binding
 from hpccoll.bench.results import Header
-from hpccoll.bench.timing import MODE
 
 __all__ = ["gather_header"]
 
 
-def gather_header(case: Case, engine: Engine, control: Any) -> Header | None:
-    """Header of a run of `case` on rank 0, None elsewhere; collective over the mpi4py communicator `control`."""
+def gather_header(collective: str, engine: str, mode: str, control: Any) -> Header | None:
+    """Header of a run on rank 0, None elsewhere; collective over the mpi4py communicator `control`."""
     bound = binding()
     places = control.gather((MPI.Get_processor_name(), bound.cores, bound.allowed))
     if places is None:
@@ -33,9 +30,9 @@ def gather_header(case: Case, engine: Engine, control: Any) -> Header | None:
     usable = [len({core for _, allowed in ranks for core in allowed}) for ranks in hosts.values()]
     per_host = [len(ranks) for ranks in hosts.values()]
     return Header(
-        collective=case.name,
-        engine=engine.name,
-        mode=MODE,
+        collective=collective,
+        engine=engine,
+        mode=mode,
         hpccoll=__version__,
         python=platform.python_version(),
         numpy=np.__version__,

@@ -8,10 +8,12 @@ that of the slowest rank. Ratio and difference are formed between the blocks of 
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,16 @@ from mpi4py import MPI
 from hpccoll.bench.case import Buffers, Case, Place
 from hpccoll.bench.dtypes import DTYPES
 from hpccoll.bench.engines import ENGINES, Engine
+from hpccoll.bench.header import gather_header
+from hpccoll.bench.report import Printer, conditions
+from hpccoll.bench.results import check_json_target
 from hpccoll.bench.storage import RowData, Tables
-from hpccoll.comm import Comm
+from hpccoll.comm import Comm, world
 from hpccoll.errors import VerificationError
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "run_overhead"]
 
+FORMAT = "hpccoll.overhead/1"
 MODE = "pipelined"
 _BLOCK_S = 0.002
 _MOST_CALLS = 500
@@ -63,22 +69,58 @@ class Comparison:
     least_ratio: float
 
 
-def compare(
-    cases: Sequence[Case], sizes: Sequence[int], engines: Sequence[str], rounds: int, comm: Comm
-) -> Iterator[Comparison]:
-    """Time `engines` against the first of them; collective, and the same results on every rank.
+def run_overhead(
+    cases: Sequence[Case], sizes: Sequence[int], engines: Sequence[str], rounds: int, json_target: str | None
+) -> int:
+    """Time `engines` against the first of them, print the table on rank 0, and return the exit status.
 
     Raises
     ------
+    UsageError
+        On every rank, if the JSON document cannot be written.
     VerificationError
-        If an engine gave a wrong result, on every rank.
+        On every rank, if an engine gave a wrong result.
     """
+    comm = world()
     control: Any = comm.mpi.Dup()
+    check_json_target(json_target, control)
     chosen = [ENGINES[name]() for name in engines]
+    header = gather_header("overhead", ", ".join(engines), MODE, control)
+    printer = Printer(sys.stderr if json_target == "-" else sys.stdout)
+    if header is not None:
+        for line in [*conditions(header), *_titles(rounds)]:
+            printer.line(line)
+    rows = []
     for case in cases:
         for number, nbytes in enumerate(sizes if case.sized else (0,)):
-            yield from _compare(case, nbytes, number, chosen, rounds, comm, control)
+            for row in _compare(case, nbytes, number, chosen, rounds, comm, control):
+                rows.append(row)
+                if header is not None:
+                    printer.line(_line(row))
+        if control.bcast(printer.closed and json_target is None):
+            break
+    if header is not None and json_target is not None:
+        content = {"format": FORMAT, "header": asdict(header), "rows": [asdict(row) for row in rows]}
+        printer.document(json.dumps(content, indent=1) + "\n", json_target)
     control.Free()
+    return 0
+
+
+def _titles(rounds: int) -> list[str]:
+    names = f"#{'collective':>14} {'bytes':>9} {'engine':>8}"
+    return [
+        f"# float32; {rounds} blocks of each engine, in turn; extra and ratio against mpi4py",
+        f"{names} {'median':>10} {'extra':>8} {'ratio':>7} {'least':>10} {'extra':>8} {'ratio':>7}",
+        f"#{'':>33} {'us':>10} {'us':>8} {'':>7} {'us':>10} {'us':>8}",
+    ]
+
+
+def _line(row: Comparison) -> str:
+    return (
+        f"{row.collective:>15} {row.nbytes:>9} {row.engine:>8}"
+        f" {row.time_us:>10.2f} {row.extra_us:>8.2f} {row.ratio:>7.3f}"
+        f" {row.least_us:>10.2f} {row.least_extra_us:>8.2f} {row.least_ratio:>7.3f}"
+    )
 
 
 def _compare(
@@ -93,7 +135,7 @@ def _compare(
         data = RowData(case, Tables(dtype, op, comm.size), count, place, salt=number, in_place=False)
     for engine in engines:
         send, recv = (None, None) if data is None else data.windows(engine.kind)[0]
-        calls.append(engine.bind(case, comm, Buffers(send, recv, op, place, in_place=False)))
+        calls.append(engine.bind(case, comm, Buffers(send, recv, op or "", place, in_place=False)))
     for engine, call in zip(engines, calls, strict=True):
         _verify(case, engine, call, data, control)
     number_of_calls = _calls_per_block(calls[0], control)

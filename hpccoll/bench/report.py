@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from hpccoll.bench.case import Case
-from hpccoll.bench.results import Header, Row
+from hpccoll.bench.results import Header, Row, write_json
 
-__all__ = ["Report", "on_terminal"]
+__all__ = ["Printer", "Report", "conditions", "on_terminal"]
 
 
 _INDEPENDENT = ("bytes", "count", "dtype", "op", "root")
@@ -77,7 +77,37 @@ def on_terminal() -> bool:
     return True
 
 
-class Report:
+class Printer:
+    """Prints lines until the reader goes away (``| head``), which is noted in `closed` and not raised."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.closed = False
+
+    def line(self, text: str) -> None:
+        """Print one line."""
+        if self.closed:
+            return
+        try:
+            self._print(text)
+        except BrokenPipeError:
+            self.closed = True
+            # What is still in the stream's buffer would raise again when Python ends.
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def document(self, text: str, target: str) -> None:
+        """Write a JSON document to the file `target`, or to standard output for ``-``."""
+        if target == "-":
+            Printer(sys.stdout).line(text.rstrip("\n"))
+        else:
+            write_json(Path(target), text)
+
+
+class Report(Printer):
     """Prints header, rows and result; on rank 0 only.
 
     Parameters
@@ -93,10 +123,8 @@ class Report:
     """
 
     def __init__(self, case: Case, total: int, *, progress: bool, to_stderr: bool) -> None:
+        super().__init__(sys.stderr if to_stderr else sys.stdout)
         self._columns = _columns(case)
-        self._case = case
-        self._stream = sys.stderr if to_stderr else sys.stdout
-        self.closed = False
         self._bar: Any = None
         if progress and not to_stderr and on_terminal() and importlib.util.find_spec("rich") is not None:
             self._bar = self._make_bar(total)
@@ -112,38 +140,16 @@ class Report:
         bar.start()
         return bar
 
-    def line(self, text: str) -> None:
-        """Print one line; a reader that has gone away (``| head``) is noted in `closed`, not raised."""
-        if self.closed:
-            return
-        try:
-            if self._bar is not None:
-                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            else:
-                print(text, file=self._stream, flush=True)
-        except BrokenPipeError:
-            self.closed = True
-            # What is still in the stream's buffer would raise again when Python ends.
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())
+    def _print(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            super()._print(text)
 
     def header(self, header: Header) -> None:
         """Print the conditions of the run and the column titles."""
-        hosts, names = len(header.hosts), _few(header.hosts)
-        torch = f", torch {header.torch}" if header.torch else ""
-        per_host = _spread(header.ranks_per_host)
-        what = f"{header.collective}, engine {header.engine}, mode {header.mode}"
-        self.line(f"# hpccoll {header.hpccoll} {what}")
-        self.line(f"# {header.mpi}")
-        self.line(f"# mpi4py {header.mpi4py}, Python {header.python}, numpy {header.numpy}{torch}")
-        self.line(f"# ranks {header.ranks} on {hosts} host{'s' * (hosts > 1)} ({per_host} a host): {names}")
-        usable = _spread(header.usable_cores_per_host)
-        self.line(
-            f"# cores {_spread(header.cores_per_host)} a host, usable {usable};"
-            f" oversubscribed {_yes(header.oversubscribed)}, unbound {_yes(header.unbound)}"
-        )
-        if header.oversubscribed:
-            self.line("# more ranks than cores: this times the scheduler; the speeds are not meaningful")
+        for text in conditions(header):
+            self.line(text)
         self.line("# times: per call the slowest rank; of these median, least and most. 1 GB/s = 1e9 bytes/s")
         self.line("#" + "".join(f"{column.title:>{column.width}} " for column in self._columns)[1:].rstrip())
         self.line("#" + "".join(f"{column.unit:>{column.width}} " for column in self._columns)[1:].rstrip())
@@ -171,19 +177,23 @@ class Report:
             self._bar.stop()
             self._bar = None
 
-    def document(self, text: str, target: str) -> None:
-        """Write the JSON document to the file `target`, or to standard output for ``-``."""
-        from hpccoll.bench.results import write_json
 
-        if target != "-":
-            write_json(Path(target), text)
-            return
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+def conditions(header: Header) -> list[str]:
+    """The header as comment lines."""
+    hosts, names = len(header.hosts), _few(header.hosts)
+    torch = f", torch {header.torch}" if header.torch else ""
+    usable = _spread(header.usable_cores_per_host)
+    lines = [
+        f"# hpccoll {header.hpccoll} {header.collective}, engine {header.engine}, mode {header.mode}",
+        f"# {header.mpi}",
+        f"# mpi4py {header.mpi4py}, Python {header.python}, numpy {header.numpy}{torch}",
+        f"# ranks {header.ranks} on {hosts} host{'s' * (hosts > 1)} ({_spread(header.ranks_per_host)} a host): {names}",
+        f"# cores {_spread(header.cores_per_host)} a host, usable {usable};"
+        f" oversubscribed {_yes(header.oversubscribed)}, unbound {_yes(header.unbound)}",
+    ]
+    if header.oversubscribed:
+        lines.append("# more ranks than cores: this times the scheduler; the speeds are not meaningful")
+    return lines
 
 
 def _spread(values: list[int]) -> str:

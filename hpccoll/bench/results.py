@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMAT", "Failure", "Header", "Row", "document", "write_json"]
+from hpccoll.bench.options import UsageError
+
+__all__ = ["FORMAT", "Failure", "Header", "Row", "check_json_target", "document", "write_json"]
 
 FORMAT = "hpccoll.bench/1"
 
@@ -123,6 +125,29 @@ def document(header: Header, rows: list[Row], status: str) -> str:
         "rows": [asdict(row) for row in rows],
     }
     return json.dumps(content, indent=1) + "\n"
+
+
+def check_json_target(target: str | None, control: Any) -> None:
+    """Find out before anything is measured whether rank 0 can write the document; collective over `control`.
+
+    Raises
+    ------
+    UsageError
+        On every rank, if it cannot.
+    """
+    problem = None
+    if control.rank == 0 and target not in (None, "-"):
+        path = Path(str(target))
+        try:
+            if path.is_dir():
+                raise IsADirectoryError("it is a directory")
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as exc:
+            problem = f"argument --json: cannot write {path}: {exc.strerror or exc}"
+    problem = control.bcast(problem)
+    if problem:
+        raise UsageError(problem)
 
 
 def write_json(path: Path, text: str) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,10 @@ from hpccoll.bench.header import gather_header
 from hpccoll.bench.host import available_nbytes
 from hpccoll.bench.options import Options, UsageError
 from hpccoll.bench.report import Report
-from hpccoll.bench.results import Failure, Header, Row, document
+from hpccoll.bench.results import Failure, Header, Row, check_json_target, document
 from hpccoll.bench.storage import RowData, Tables, Wrong, rank_nbytes
 from hpccoll.bench.timing import (
+    MODE,
     Block,
     choose_iterations,
     default_warmup,
@@ -73,9 +72,9 @@ class Session:
 
     def run(self) -> int:
         self._check_root()
-        self._check_json()
+        check_json_target(self.options.json, self.control)
         plans = list(self._plans())
-        header = gather_header(self.case, self.engine, self.control)
+        header = gather_header(self.case.name, self.engine.name, MODE, self.control)
         limit = self._memory_limit()
         report = None
         if header is not None:
@@ -136,21 +135,6 @@ class Session:
         root, size = self.options.roots[0], self.comm.size
         if root >= size:
             raise UsageError(f"argument --root: must be below the number of ranks, {size}; got {root}")
-
-    def _check_json(self) -> None:
-        problem = None
-        if self.comm.rank == 0 and self.options.json not in (None, "-"):
-            path = Path(str(self.options.json))
-            try:
-                if path.is_dir():
-                    raise IsADirectoryError("it is a directory")
-                with tempfile.TemporaryFile(dir=path.parent):
-                    pass
-            except OSError as exc:
-                problem = f"argument --json: cannot write {path}: {exc.strerror or exc}"
-        problem = self.control.bcast(problem)
-        if problem:
-            raise UsageError(problem)
 
     def _plans(self) -> Iterator[Plan]:
         options, case, size = self.options, self.case, self.comm.size
@@ -220,7 +204,7 @@ class Session:
         data, windows = self._data(plan, place)
         in_place = data is not None and data.in_place and not case.always_in_place
         calls = [
-            self.engine.bind(case, self.comm, Buffers(send, recv, plan.op, place, in_place))
+            self.engine.bind(case, self.comm, Buffers(send, recv, plan.op or "", place, in_place))
             for send, recv in windows
         ]
         wrong = [] if case.sized else prove_waiting(calls[0], self.control)

@@ -179,9 +179,10 @@ def test_head(ranks: int) -> None:
 
 
 def test_overhead(mpirun: Mpirun) -> None:
-    line = "-m hpccoll.overhead --sizes 8 64K --rounds 3 --json"
+    line = "-m hpccoll.overhead --sizes 8 64K --rounds 3 --json -"
     done = mpirun(2, *line.split(), timeout_s=120)
-    found = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    found = json.loads(done.stdout)["rows"]
+    assert len(found) == len([line for line in done.stderr.splitlines() if line.startswith(" ")])
     assert len({item["collective"] for item in found}) == 10
     assert {item["engine"] for item in found} >= {"mpi4py", "numpy"}
     for item in found:
