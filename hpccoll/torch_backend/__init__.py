@@ -18,7 +18,9 @@ try:
 
     register()
 except Exception as error:  # this may run inside ``import torch``, which must never fail for it
-    _failure = f"hpccoll: the mpi backend of torch.distributed is not available: {type(error).__name__}: {error}"
+    _failure = (
+        f"hpccoll: the mpi backend of torch.distributed is not available: {type(error).__name__}: {error}"
+    )
     if "torch.distributed" in sys.modules:
         print(_failure, file=sys.stderr)
 

@@ -136,6 +136,6 @@ def _end_job(sentence: str) -> None:
 def timeout_error(operation: str, limit_s: float) -> BaseException:
     """The exception of an operation over its limit."""
     return dist.DistBackendError(
-        f"{operation} was not complete after {limit_s:g} s: not every rank of the group has called it. Nothing was "
-        "sent, and the process group cannot be used any more"
+        f"{operation}: Timed out after {limit_s:g} s, since not every rank of the group has called it. Nothing was sent, "
+        "and the process group cannot be used any more"
     )

@@ -13,7 +13,7 @@ def monitored_barrier(comm: Any, limit_s: float, wait_all_ranks: bool) -> None:
 
     With `wait_all_ranks` rank 0 names all of them instead of the first that it finds.
     """
-    tag = _reserved_tag(comm.mpi)
+    tag = _reserved_tag()
     deadline = time.monotonic() + limit_s
     if comm.rank:
         comm.mpi.Isend([bytearray(1), 1, _byte()], 0, tag).Free()
@@ -24,6 +24,8 @@ def monitored_barrier(comm: Any, limit_s: float, wait_all_ranks: bool) -> None:
             f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
             f"from rank 0. Please check rank 0 logs for faulty rank. (limit {limit_s:g} s)"
         )
+    if limit_s <= 0:
+        raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {round(limit_s * 1000)} ms.")
     reports = [comm.mpi.Irecv([bytearray(1), 1, _byte()], rank, tag) for rank in range(1, comm.size)]
     missing = [rank + 1 for rank in _complete(reports, deadline, first_only=not wait_all_ranks)]
     if missing:
@@ -53,8 +55,8 @@ def _byte() -> Any:
     return MPI.BYTE
 
 
-def _reserved_tag(mpi: Any) -> int:
+def _reserved_tag() -> int:
     """The largest tag: messages of the user's are told from these by it."""
     from mpi4py import MPI
 
-    return int(mpi.Get_attr(MPI.TAG_UB))
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))

@@ -277,7 +277,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         return finish_and_end
 
-    def _pending(self, name: str, works: Any, tensors: Any, finish: Any, limit_s: float | None = None) -> PendingWork:
+    def _pending(
+        self, name: str, works: Any, tensors: Any, finish: Any, limit_s: float | None = None
+    ) -> PendingWork:
         works = works if isinstance(works, list) else [works]
         self._last = works[-1]
         sequence = self._sequence
@@ -335,7 +337,10 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if factor is not None:
             tensor.mul_(factor)
         return self._issue(
-            "all_reduce", lambda b: self._comm.allreduce(tensor, op=op, out=tensor, blocking=b), _is_async(opts), [tensor]
+            "all_reduce",
+            lambda b: self._comm.allreduce(tensor, op=op, out=tensor, blocking=b),
+            _is_async(opts),
+            [tensor],
         )
 
     def _op(self, opts: Any) -> tuple[str, Any]:
@@ -356,16 +361,15 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             raise ValueError("allreduce_coalesced: tensors must be dense")
         if factor is not None:
             torch._foreach_mul_(list(tensors), factor)
-        if len(tensors) > 1 and sum(tensor.nbytes for tensor in tensors) <= _COALESCE_BELOW_BYTES:
-            if len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
-                joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-                return self._issue(
-                    "all_reduce",
-                    lambda b: self._comm.allreduce(joined, op=op, out=joined, blocking=b),
-                    _is_async(opts),
-                    tensors,
-                    finish=lambda: _hand_out(joined, tensors),
-                )
+        if _are_alike_and_small(tensors):
+            joined = _join(tensors)
+            return self._issue(
+                "all_reduce",
+                lambda b: self._comm.allreduce(joined, op=op, out=joined, blocking=b),
+                _is_async(opts),
+                tensors,
+                finish=lambda: _hand_out(joined, tensors),
+            )
         return self._issue(
             "all_reduce",
             lambda b: [self._comm.allreduce(tensor, op=op, out=tensor, blocking=b) for tensor in tensors],
@@ -471,7 +475,10 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return super().broadcast([tensor], opts)
         root = _root(opts)
         return self._issue(
-            "broadcast", lambda b: self._comm.broadcast(tensor, root=root, blocking=b), _is_async(opts), [tensor]
+            "broadcast",
+            lambda b: self._comm.broadcast(tensor, root=root, blocking=b),
+            _is_async(opts),
+            [tensor],
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
@@ -543,7 +550,10 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         source = tensor.detach().reshape(-1)
         if self.rank() != root:
             return self._issue(
-                "gather", lambda b: self._comm.gather(source, root=root, blocking=b), _is_async(opts), [tensor]
+                "gather",
+                lambda b: self._comm.gather(source, root=root, blocking=b),
+                _is_async(opts),
+                [tensor],
             )
         self._check_list("gather", "output", blocks, tensor, same_size=True)
         joined = source.new_empty((self._size, source.numel()))
@@ -588,7 +598,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         joined = source.new_empty(sum(expected))
         return self._issue(
             "all_to_all",
-            lambda b: self._comm.alltoall(source, send_counts=sent, recv_counts=expected, out=joined, blocking=b),
+            lambda b: self._comm.alltoall(
+                source, send_counts=sent, recv_counts=expected, out=joined, blocking=b
+            ),
             _is_async(opts),
             inputs,
             outputs,
@@ -611,7 +623,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             sent = expected = None  # type: ignore[assignment]
         return self._issue(
             "all_to_all",
-            lambda b: self._comm.alltoall(source, send_counts=sent, recv_counts=expected, out=target, blocking=b),
+            lambda b: self._comm.alltoall(
+                source, send_counts=sent, recv_counts=expected, out=target, blocking=b
+            ),
             _is_async(opts),
             [input],
             [output],
@@ -641,7 +655,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         tensor = _one(tensors)
         if self._elsewhere(tensor):
             return super().send([tensor], dst, tag)
-        return self._message("send", lambda: self._comm.send(tensor.detach(), dest=dst, tag=tag, blocking=False), tensor)
+        return self._message(
+            "send", lambda: self._comm.send(tensor.detach(), dest=dst, tag=tag, blocking=False), tensor
+        )
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
         tensor = _one(tensors)
@@ -653,7 +669,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         tensor = _one(tensors)
-        return self._message("recvAnySource", lambda: self._comm.recv(tensor.detach(), tag=tag, blocking=False), tensor)
+        return self._message(
+            "recvAnySource", lambda: self._comm.recv(tensor.detach(), tag=tag, blocking=False), tensor
+        )
 
     def _message(self, name: str, call: Callable[[], Work], tensor: Any) -> PendingWork:
         self._sequence += 1
@@ -665,8 +683,11 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """A barrier that says which ranks did not come; after gloo's."""
         from hpccoll.torch_backend.monitored import monitored_barrier
 
-        limit_s = timeout if isinstance(timeout, (int, float)) else timeout.total_seconds() if timeout else self.limit_s
-        monitored_barrier(self._comm, float(limit_s), wait_all_ranks)
+        if timeout is None:
+            limit_s = self.limit_s
+        else:
+            limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        monitored_barrier(self._comm, limit_s, wait_all_ranks)
 
     # ---- Coalescing
 
@@ -755,6 +776,14 @@ def _is_async(opts: Any) -> bool:
 
 def _root(opts: Any) -> int:
     return int(getattr(opts, "rootRank", opts if isinstance(opts, int) else 0))
+
+
+def _are_alike_and_small(tensors: Sequence[Any]) -> bool:
+    return (
+        len(tensors) > 1
+        and sum(tensor.nbytes for tensor in tensors) <= _COALESCE_BELOW_BYTES
+        and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1
+    )
 
 
 def _join(tensors: Sequence[Any]) -> Any:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import hpccoll
 
 _CONNECT_S = 3.0
+_LOOPBACK = "127.0.0.1"  # not "localhost": asking a name server for its IPv6 address can take seconds
 
 
 def rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
@@ -22,7 +23,9 @@ def rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
     comm = hpccoll.world()
     _check_given(url, comm)
     yield make_store(comm, kwargs.get("timeout") or torch_internals.default_timeout()), comm.rank, comm.size
-    raise RuntimeError("mpi:// cannot meet a second time: the ranks of an MPI job are there from start to end")
+    raise RuntimeError(
+        "mpi:// cannot meet a second time: the ranks of an MPI job are there from start to end"
+    )
 
 
 def _check_given(url: str, comm: hpccoll.Comm) -> None:
@@ -43,7 +46,7 @@ def make_store(comm: hpccoll.Comm, timeout: timedelta) -> Any:
     failure = ""
     if comm.rank == 0:
         try:
-            server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            server = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         except Exception as error:
             failure = f"rank 0 on {socket.gethostname()} could not open a store: {error}"
     port, failure = comm.broadcast_object((server.port if server is not None else None, failure))
@@ -60,7 +63,7 @@ def _reachable_address(comm: hpccoll.Comm, port: int) -> str:
     with comm.node() as node:
         is_leader, one_node = node.rank == 0, node.size == comm.size
     if comm.allreduce(int(one_node), op="min"):
-        return "localhost"
+        return _LOOPBACK
     candidates = comm.broadcast_object(addresses() if comm.rank == 0 else None)
     for address in candidates:
         reached = not is_leader or _connects(address, port)

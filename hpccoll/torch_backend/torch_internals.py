@@ -31,6 +31,8 @@ MPI = "mpi"
 _HELPER = "_new_process_group_helper"
 _WITH_TAG = "_new_group_with_tag"
 
+_RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+
 _state: dict[str, Any] = {"serves_mpi": False, "originals": {}}
 
 
@@ -69,7 +71,9 @@ def register_scheme(scheme: str, handler: Callable[..., Any]) -> None:
         dist.register_rendezvous_handler(scheme, handler)
 
 
-def serve_mpi(make_world: Callable[[timedelta], tuple[Any, int, int]], after_init: Callable[[], None]) -> None:
+def serve_mpi(
+    make_world: Callable[[timedelta], tuple[Any, int, int]], after_init: Callable[[], None]
+) -> None:
     """Give hpccoll the name ``"mpi"``.
 
     Parameters
@@ -152,12 +156,11 @@ def _init(original: Callable[..., Any], signature: inspect.Signature, args: Any,
     if arguments is None or not _is_ours(arguments.get("backend")):
         return original(*args, **kwargs)
     plain = str(arguments["backend"]).lower() == MPI
-    if not plain and arguments.get("store") is None and arguments.get("init_method") is None:
+    nothing_given = arguments.get("store") is None and arguments.get("init_method") is None
+    if not plain and nothing_given and not all(name in os.environ for name in _RENDEZVOUS_VARIABLES):
         # torch would read the environment, which an MPI launcher does not set.
-        if not all(name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")):
-            kwargs = {**kwargs, "init_method": "mpi://"}
-            if len(args) > 1:
-                args = args[:1]
+        kwargs = {**kwargs, "init_method": "mpi://"}
+        args = args[:1]  # the second one is init_method, and nothing can follow it
     result = original(*args, **kwargs)
     _state["after_init"]()
     return result
@@ -253,7 +256,9 @@ def _split(original: Callable[..., Any], signature: inspect.Signature, args: Any
     )
 
 
-def _monitored_barrier(original: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any) -> Any:
+def _monitored_barrier(
+    original: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any
+) -> Any:
     arguments = _bind(signature, args, kwargs) or {}
     group = arguments.get("group") or c10d._get_default_group()
     if not hasattr(group, "adopt"):
@@ -293,6 +298,7 @@ def _codes() -> dict[int, str]:
 
 OPS = _codes()
 """torch's numbers of the reductions -> hpccoll's names."""
+
 
 def _number_is_hash() -> bool:
     opts = dist.AllreduceOptions()

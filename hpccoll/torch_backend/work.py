@@ -114,7 +114,7 @@ class PendingWork(dist.Work):  # type: ignore[misc]
             for work in self._works:
                 work.wait(limit_s)
         except WaitTimeout:
-            raise dist.DistBackendError(f"{self._describe()} was not complete after {limit_s:g} s") from None
+            raise dist.DistBackendError(f"{self._describe()}: Timed out after {limit_s:g} s") from None
         if self._ended is not None:
             self._ended.wait()
         if self._error is not None:
@@ -156,7 +156,9 @@ class PendingWork(dist.Work):  # type: ignore[misc]
         last = self._works[-1]
         if getattr(last, "method", "") in ("send", "recv"):
             # MPI's requests make progress only while somebody asks, and nobody waits for a future.
-            threading.Thread(target=self._wait_and, args=[complete], daemon=True, name="hpccoll request").start()
+            threading.Thread(
+                target=self._wait_and, args=[complete], daemon=True, name="hpccoll request"
+            ).start()
         else:
             last.add_done_callback(lambda _: complete())
 
