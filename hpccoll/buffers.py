@@ -333,7 +333,11 @@ def direct(x: Any, out: Any) -> tuple[Any, Any, DType] | None:
         count = x.size
         if x is out:
             return MPI.IN_PLACE, (x, count, dtype.mpi), dtype
-        if out.dtype is kind and x.shape == out.shape and x.base is None and out.base is None:
+        if (
+            out.dtype is kind
+            and x.shape == out.shape
+            and ((x.base is None and out.base is None) or not np.may_share_memory(x, out))
+        ):
             return (x, count, dtype.mpi), (out, count, dtype.mpi), dtype
         return None
     dtype = _torch_direct.get(kind)
@@ -364,8 +368,8 @@ def same_memory(send: Buffer, recv: Buffer, method: str) -> bool:
         return True
     if send.staged or recv.staged or not send.count or not recv.count:
         return False
-    if not send.is_torch and send.user.base is None and recv.user.base is None:
-        return False  # both own their memory
+    if send.user.__class__ is _ndarray and not np.may_share_memory(send.user, recv.user):
+        return False
     first, second = send.address, recv.address
     if first == second and send.count == recv.count:
         return True

@@ -153,13 +153,14 @@ def scan(mpi: Any, send: Buffer | None, recv: Buffer, op: str, mpi_op: Any, excl
 
 def _complete(buffer: Buffer, op: str, terms: int) -> None:
     """Do what is left to do after MPI has reduced `terms` values."""
-    line = buffer.line
     if op == "avg":
+        line = buffer.line
         if buffer.dtype.kind == "complex":
             # Dividing complex numbers multiplies by a rounded reciprocal; their parts divide exactly rounded.
             line = line.view(line.real.dtype)
         line /= terms
     elif op in _LOGICAL and buffer.dtype.kind == "int":
+        line = buffer.line
         line[...] = line != 0  # of one value alone MPI makes no 0 or 1
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
-from hpccoll.buffers import Buffer
+from hpccoll.buffers import Buffer, dtype_of
 
 MAX_COUNT = 2**31 - 1
 """The largest count, in elements or bytes, that is handed to MPI in one number (tests lower it)."""
@@ -281,8 +282,19 @@ def send(mpi: Any, buffer: Buffer, dest: int, tag: int) -> None:
     _call(mpi.Send, buffer, dest, tag)
 
 
-def recv(mpi: Any, buffer: Buffer, source: int, tag: int, status: Any) -> None:
-    _call(mpi.Recv, buffer, source, tag, status)
+def recv(mpi: Any, buffer: Buffer, source: int, tag: int, status: Any) -> int:
+    """Receive, and return the bytes that the message has; of one that does not fit nothing is kept.
+
+    Its length is looked at before: a receive that is too short makes Open MPI 5.0 write beyond the buffer.
+    """
+    message = mpi.Mprobe(source, tag, status)
+    nbytes: int = status.Get_elements(MPI.BYTE)
+    if nbytes <= buffer.nbytes:
+        _call(message.Recv, buffer)
+    else:
+        waste = np.empty(nbytes, np.uint8)
+        _call(message.Recv, Buffer(waste, waste, dtype_of(waste.dtype), waste.shape, nbytes))
+    return nbytes
 
 
 def isend(mpi: Any, buffer: Buffer, dest: int, tag: int) -> Any:
@@ -295,8 +307,9 @@ def irecv(mpi: Any, buffer: Buffer, source: int, tag: int) -> Any:
 
 def sendrecv(
     mpi: Any, outgoing: Buffer, dest: int, incoming: Buffer, source: int, tag: int, status: Any
-) -> None:
-    def receive_too(message: Any) -> None:
-        _call(lambda into: mpi.Sendrecv(message, dest, tag, into, source, tag, status), incoming)
-
-    _call(receive_too, outgoing)
+) -> int:
+    """Send and receive; return the bytes that have come."""
+    request = isend(mpi, outgoing, dest, tag)
+    nbytes = recv(mpi, incoming, source, tag, status)
+    request.Wait()
+    return nbytes

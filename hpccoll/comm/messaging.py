@@ -68,18 +68,19 @@ class Messaging(Issuing):
         Raises
         ------
         TransferError
-            The message was longer or shorter than `x`.
+            The message was longer or shorter than `x`. (With ``blocking=False`` a much longer one may crash Open
+            MPI 5.0 instead: a request that is too short for it makes that library write beyond the buffer.)
         """
         peer = MPI.ANY_SOURCE if source is None else rank_of(self, source, "recv", "source")
         number = MPI.ANY_TAG if tag is None else tag_of(tag, "recv", "tag")
         buffer = destination(x, "recv")
-        with _mpi_errors("recv", "the message was longer than `x` or"):
+        with _mpi_errors("recv"):
             if blocking:
                 status = MPI.Status()
-                transport.recv(self.mpi, buffer, peer, number, status)
-                return _received(buffer, status, "recv")
+                nbytes = transport.recv(self.mpi, buffer, peer, number, status)
+                return _received(buffer, nbytes, status, "recv")
             request = transport.irecv(self.mpi, buffer, peer, number)
-        return RequestWork("recv", [request], lambda status: _received(buffer, status, "recv"))
+        return _receiving("recv", [request], buffer)
 
     def sendrecv(
         self,
@@ -120,35 +121,42 @@ class Messaging(Issuing):
 
         def run() -> Any:
             status = MPI.Status()
-            transport.sendrecv(self.mpi, outgoing, dest, incoming, peer, tag, status)
-            return _received(incoming, status, "sendrecv")
+            nbytes = transport.sendrecv(self.mpi, outgoing, dest, incoming, peer, tag, status)
+            return _received(incoming, nbytes, status, "sendrecv")
 
         if blocking:
-            with _mpi_errors("sendrecv", "the message was longer than `x` or"):
+            with _mpi_errors("sendrecv"):
                 return run()
         with _mpi_errors("sendrecv"):
             requests = [
                 transport.irecv(self.mpi, incoming, peer, tag),
                 transport.isend(self.mpi, outgoing, dest, tag),
             ]
-        return RequestWork(
-            "sendrecv", requests, lambda status: outgoing and _received(incoming, status, "sendrecv")
-        )
+        return _receiving("sendrecv", requests, incoming, outgoing)
 
 
-def _received(buffer: Buffer, status: Any, method: str) -> Any:
-    nbytes = status.Get_elements(MPI.BYTE)
-    if nbytes != buffer.nbytes:
-        raise TransferError(
-            f"{method}: the message from rank {status.Get_source()} with tag {status.Get_tag()} had {nbytes} bytes, "
-            f"but `x` takes {buffer.nbytes} ({buffer.count} of {buffer.dtype.name}); the rest of `x` is unchanged"
-        )
-    return buffer.finish()
+def _receiving(method: str, requests: list[Any], buffer: Buffer, *kept: Buffer) -> RequestWork:
+    def finish(status: Any) -> Any:
+        del keeping[:]
+        return _received(buffer, status.Get_elements(MPI.BYTE), status, method)
+
+    keeping = list(kept)  # alive until then
+    return RequestWork(method, requests, finish)
+
+
+def _received(buffer: Buffer, nbytes: int, status: Any, method: str) -> Any:
+    if nbytes == buffer.nbytes:
+        return buffer.finish()
+    fate = "which is unchanged" if nbytes > buffer.nbytes else "whose rest is unchanged"
+    raise TransferError(
+        f"{method}: the message from rank {status.Get_source()} with tag {status.Get_tag()} has {nbytes} bytes, "
+        f"but `x` takes {buffer.nbytes} ({buffer.count} of {buffer.dtype.name}), {fate}"
+    )
 
 
 @contextlib.contextmanager
-def _mpi_errors(method: str, hint: str = "") -> Iterator[None]:
+def _mpi_errors(method: str) -> Iterator[None]:
     try:
         yield
     except MPI.Exception as error:
-        raise TransferError(f"{method}: {hint} MPI says: {error}") from error
+        raise TransferError(f"{method}: MPI says: {error}") from error

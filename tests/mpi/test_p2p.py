@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccoll
 
@@ -102,6 +103,8 @@ def test_tags_keep_messages_apart(comm):
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "non-blocking"])
 @pytest.mark.parametrize("sent", [0, 3, 5, 5000, 500_000], ids=str)
 def test_a_message_of_another_length_is_an_error(comm, sent, blocking):
+    if not blocking and sent >= 5000 and "Open MPI" in MPI.Get_library_version():
+        pytest.skip("Open MPI 5.0 itself writes beyond a posted receive that is too short (see Comm.recv)")
     if comm.rank == 0:
         comm.send(np.ones(sent), dest=1)
     elif comm.rank == 1:
