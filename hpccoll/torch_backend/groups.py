@@ -25,7 +25,7 @@ def make_group(opts: Any, pg_options: Any = None) -> Any:
     from hpccoll.torch_backend.process_group import MpiProcessGroup
 
     ranks = list(opts.global_ranks_in_group)
-    mpi = _whole(opts.group_rank, opts.group_size) if not ranks else _part(ranks, opts.group_id)
+    mpi = _whole(opts.group_rank, opts.group_size) if not ranks else _part(ranks)
     return MpiProcessGroup(opts.store, mpi, ranks or list(range(opts.group_size)), opts.timeout)
 
 
@@ -41,21 +41,22 @@ def _whole(rank: int, size: int) -> Any:
     return world.run("init_process_group", lambda: world.mpi.Split(0, rank))
 
 
-def _part(ranks: Sequence[int], name: str) -> Any:
+def _part(ranks: Sequence[int]) -> Any:
     """A communicator of some ranks, made by these alone."""
-    base = _base(ranks)
+    base = _base()
     group = base.Get_group()
     members = group.Incl(list(ranks))
     try:
-        # Several may be under way at once, on one thread or many: the tag keeps them apart. It has to be valid on
-        # every MPI (32767 is the least that the standard promises) and free of the ranks' own numbering of calls.
-        return base.Create_group(members, zlib.crc32(f"{name} {list(ranks)}".encode()) % 32768)
+        # Several may be under way at once, on one thread or many: the tag keeps them apart. It comes from the ranks
+        # alone: torch's name of a group counts the groups of this process, of which other members may have more or
+        # fewer. (32767 is the largest tag that every MPI has.)
+        return base.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % 32768)
     finally:
         group.Free()
         members.Free()
 
 
-def _base(ranks: Sequence[int]) -> Any:
+def _base() -> Any:
     """A communicator whose ranks are the numbers that torch uses for the default group."""
     default = torch_internals.default_group()
     base = getattr(default, "base_communicator", None)

@@ -25,6 +25,10 @@ _SPINS = 200
 _LONGEST_PAUSE_S = 1e-3
 
 
+class _Name(str):
+    __slots__ = ()
+
+
 class LimitedComm(Comm):
     """A communicator whose collectives raise when the other ranks do not come in time.
 
@@ -44,6 +48,10 @@ class LimitedComm(Comm):
         self._on_timeout = on_timeout
         self._failed: BaseException | None = None
         self._inside = threading.local()
+
+    def allreduce(self, x: Any, *, op: str = "sum", out: Any = None, blocking: bool = True) -> Any:
+        """As :meth:`Comm.allreduce`, whose short cut for plain strings does not come through `run`."""
+        return super().allreduce(x, op=_Name(op), out=out, blocking=blocking)
 
     def run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
         """As :meth:`Comm.run`; the operation starts when every rank is there."""
@@ -136,6 +144,6 @@ def _end_job(sentence: str) -> None:
 def timeout_error(operation: str, limit_s: float) -> BaseException:
     """The exception of an operation over its limit."""
     return dist.DistBackendError(
-        f"{operation}: Timed out after {limit_s:g} s, since not every rank of the group has called it. Nothing was sent, "
-        "and the process group cannot be used any more"
+        f"{operation}: Timed out after {limit_s:g} s, since not every rank of the group has called it. Nothing was "
+        "sent, and the process group cannot be used any more"
     )

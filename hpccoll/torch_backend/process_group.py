@@ -18,7 +18,7 @@ from mpi4py import MPI
 from hpccoll import reductions
 from hpccoll.buffers import dtype_of
 from hpccoll.comm import Comm
-from hpccoll.errors import ArgumentError, TransferError
+from hpccoll.errors import TransferError
 from hpccoll.torch_backend import ending, limits, torch_internals
 from hpccoll.torch_backend.work import DONE, DoneWork, PendingWork
 from hpccoll.work import Work
@@ -41,6 +41,7 @@ class _Unusable:
         raise self._kind(self._reason)
 
 
+@torch_internals.hide_from_compiler
 class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """A torch process group over an MPI communicator.
 
@@ -82,16 +83,12 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _tabulate(self) -> None:
         """Fill `_plain` from the tables of :class:`Comm`, so that there is no second one."""
-        self._plain = {}
-        for dtype in _DTYPES:
-            entry = dtype_of(dtype)
-            for number, name in _OPS.items():
-                try:
-                    operation = reductions.operation(name, entry, "all_reduce")
-                except ArgumentError:
-                    continue
-                if entry.kind in ("bool", "int", "float") and name != "avg":
-                    self._plain[dtype, number] = (entry.itemsize, entry.mpi, operation)
+        self._plain = {
+            (dtype, number): (dtype.itemsize, dtype_of(dtype).mpi, reductions.DIRECT[dtype_of(dtype).name][name])
+            for dtype in _DTYPES
+            for number, name in _OPS.items()
+            if name in reductions.DIRECT[dtype_of(dtype).name]
+        }
 
     def _agree_on_limit(self, timeout: timedelta) -> None:
         """The smallest limit that any rank was given holds for all: they have to act alike."""
@@ -718,6 +715,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 )
 
 
+@torch_internals.hide_from_compiler
 class CoalescedWork(DoneWork):
     """The operations between ``_start_coalescing`` and ``_end_coalescing``."""
 

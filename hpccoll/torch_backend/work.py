@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 
 from hpccoll.errors import WaitTimeout
+from hpccoll.torch_backend.torch_internals import hide_from_compiler
 from hpccoll.work import Work
 
 
+@hide_from_compiler
 class DoneWork(dist.Work):  # type: ignore[misc]
     """An operation that was over before anybody could ask."""
 
@@ -53,6 +55,7 @@ class DoneWork(dist.Work):  # type: ignore[misc]
 DONE = DoneWork()
 
 
+@hide_from_compiler
 class PendingWork(dist.Work):  # type: ignore[misc]
     """An operation under way, made of one or several of hpccoll's.
 
@@ -86,8 +89,10 @@ class PendingWork(dist.Work):  # type: ignore[misc]
         self._limit_s = limit_s
         self._error: BaseException | None = None
         self._ended: threading.Event | None = None
+        self._after_end: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
         if finish is not None:
-            # The worker runs it: the result is then there also for those who only look at the tensor.
+            # The thread that ends the operation runs it: a future must not be complete before.
             self._ended = threading.Event()
             works[-1].add_done_callback(self._end)
 
@@ -98,7 +103,10 @@ class PendingWork(dist.Work):  # type: ignore[misc]
         except BaseException as error:
             self._error = error
         self._finish = None
-        self._ended.set()  # type: ignore[union-attr]
+        with self._lock:
+            self._ended.set()  # type: ignore[union-attr]
+        for complete in self._after_end:
+            complete()
 
     def _raise_first_error(self) -> None:
         for work in self._works:
@@ -159,8 +167,14 @@ class PendingWork(dist.Work):  # type: ignore[misc]
             threading.Thread(
                 target=self._wait_and, args=[complete], daemon=True, name="hpccoll request"
             ).start()
-        else:
+        elif self._ended is None:
             last.add_done_callback(lambda _: complete())
+        else:
+            with self._lock:
+                if not self._ended.is_set():
+                    self._after_end.append(complete)
+                    return
+            complete()
 
     def _wait_and(self, complete: Callable[[], None]) -> None:
         try:
