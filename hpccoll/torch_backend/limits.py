@@ -38,13 +38,22 @@ class LimitedComm(Comm):
         The mpi4py communicator.
     limit_s
         The limit, the same on every rank.
+    number
+        Gives the sequence number of the operation that is being issued.
     on_timeout
-        Called with the operation's name; returns the exception to raise. No operation may follow.
+        Called with an operation's name and number; returns the exception to raise. No operation may follow.
     """
 
-    def __init__(self, mpi: Any, limit_s: float, on_timeout: Callable[[str], BaseException]):
+    def __init__(
+        self,
+        mpi: Any,
+        limit_s: float,
+        number: Callable[[], int],
+        on_timeout: Callable[[str, int], BaseException],
+    ):
         super().__init__(mpi)
         self.limit_s = limit_s
+        self._number = number
         self._on_timeout = on_timeout
         self._failed: BaseException | None = None
         self._inside = threading.local()
@@ -57,9 +66,10 @@ class LimitedComm(Comm):
         """As :meth:`Comm.run`; the operation starts when every rank is there."""
         if getattr(self._inside, "now", False):
             return operation()  # part of an operation that has passed
+        number = self._number()
 
         def after_all_have_come() -> Any:
-            self._meet(method)
+            self._meet(method, number)
             self._inside.now = True
             try:
                 return operation()
@@ -68,7 +78,7 @@ class LimitedComm(Comm):
 
         return super().run(method, after_all_have_come, blocking)
 
-    def _meet(self, method: str) -> None:
+    def _meet(self, method: str, number: int) -> None:
         if self._failed is not None:
             raise self._failed
         request = self.mpi.Ibarrier()
@@ -79,7 +89,7 @@ class LimitedComm(Comm):
         pause_s = 1e-5
         while not request.Test():
             if time.monotonic() > deadline:
-                self._failed = self._on_timeout(method)
+                self._failed = self._on_timeout(method, number)
                 raise self._failed
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)

@@ -59,4 +59,5 @@ def _reserved_tag() -> int:
     """The largest tag: messages of the user's are told from these by it."""
     from mpi4py import MPI
 
-    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+    largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    return int(largest)

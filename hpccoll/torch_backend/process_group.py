@@ -84,7 +84,11 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _tabulate(self) -> None:
         """Fill `_plain` from the tables of :class:`Comm`, so that there is no second one."""
         self._plain = {
-            (dtype, number): (dtype.itemsize, dtype_of(dtype).mpi, reductions.DIRECT[dtype_of(dtype).name][name])
+            (dtype, number): (
+                dtype.itemsize,
+                dtype_of(dtype).mpi,
+                reductions.DIRECT[dtype_of(dtype).name][name],
+            )
             for dtype in _DTYPES
             for number, name in _OPS.items()
             if name in reductions.DIRECT[dtype_of(dtype).name]
@@ -98,7 +102,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.limit_s: float = lowest_s
         self._is_limited = lowest_s != default_s or highest_s != default_s
         if self._is_limited:
-            self._comm = limits.LimitedComm(self._mpi, lowest_s, self._on_timeout)
+            self._comm = limits.LimitedComm(
+                self._mpi, lowest_s, self._get_sequence_number_for_group, self._on_timeout
+            )
         else:
             self._comm = Comm(self._mpi)
             self._tabulate()
@@ -168,8 +174,8 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._timed_out = True
         self.shutdown()
 
-    def _on_timeout(self, method: str) -> BaseException:
-        error = limits.timeout_error(self.describe(method), self.limit_s)
+    def _on_timeout(self, method: str, number: int) -> BaseException:
+        error = limits.timeout_error(self.describe(method, number), self.limit_s)
         self._timed_out = True
         ending.after_timeout()
         self._comm = _Unusable(str(error), dist.DistBackendError)
@@ -177,11 +183,13 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- What torch and the watcher ask
 
-    def describe(self, method: str | None = None) -> str:
-        """Name the operation, its sequence number and the ranks, for a message."""
+    def describe(self, name: str | None = None, number: int | None = None) -> str:
+        """Name an operation (the present one), its sequence number and the ranks, for a message."""
+        if name is None:
+            name = self._inside or (self._last.method if self._last is not None else "an operation")
+        number = self._sequence if number is None else number
         where = f"process group {self._desc or self._name or 'unnamed'} (ranks {_short(self._ranks)})"
-        name = method or self._inside or (self._last.method if self._last is not None else "an operation")
-        return f"{name}, sequence number {self._sequence}, on rank {self.rank()} of {where}"
+        return f"{_NAMES.get(name, name)}, sequence number {number}, on rank {self.rank()} of {where}"
 
     def running(self) -> int | None:
         """A number that stays the same while one operation runs; None while none does."""
@@ -282,8 +290,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         sequence = self._sequence
 
         def describe() -> str:
-            where = f"process group {self._desc or self._name or 'unnamed'} (ranks {_short(self._ranks)})"
-            return f"{name}, sequence number {sequence}, on rank {self.rank()} of {where}"
+            return self.describe(name, sequence)
 
         made = PendingWork(works, tensors, finish, describe, limit_s)
         if self._coalesced is not None:
@@ -749,6 +756,10 @@ _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64
 ]  # fmt: skip
+
+
+_NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+"""hpccoll's name of an operation -> torch's, where they differ."""
 
 
 def _one(tensors: Any) -> Any:

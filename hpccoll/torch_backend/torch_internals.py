@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -65,8 +66,8 @@ def register_own_name(factory: Callable[..., Any]) -> None:
 
 def register_scheme(scheme: str, handler: Callable[..., Any]) -> None:
     """Make ``init_method="scheme://"`` known."""
-    from torch.distributed import rendezvous
-
+    # The attribute of this name is the function, which hides the module.
+    rendezvous = import_module("torch.distributed.rendezvous")
     if scheme not in getattr(rendezvous, "_rendezvous_handlers", {}):
         dist.register_rendezvous_handler(scheme, handler)
 
@@ -329,7 +330,7 @@ def hide_from_compiler(cls: type) -> type:
     Inside a compiled region torch's C++ code calls them, and the compiler would take them for the user's program. Its
     own decorator for this imports the whole compiler and costs a microsecond a call.
     """
-    evaluation = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    evaluation: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     for value in vars(cls).values():
         code = getattr(getattr(value, "fget", value), "__code__", None)
         if code is None:

@@ -57,8 +57,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--backend", default="mpi", choices=["mpi", "gloo"])
     parser.add_argument("--only", default="", help="run the tests whose names contain this")
     parser.add_argument("--json", type=Path, help="where rank 0 writes the outcomes")
-    parser.add_argument("--limit-s", type=float, default=240, help="the whole run ends with stacks after this")
-    parser.add_argument("--timeout-s", type=float, default=0, help="the groups' timeout; 0 leaves torch's default")
+    parser.add_argument(
+        "--limit-s", type=float, default=240, help="the whole run ends with stacks after this"
+    )
+    parser.add_argument(
+        "--timeout-s", type=float, default=0, help="the groups' timeout; 0 leaves torch's default"
+    )
     parser.add_argument("-v", "--verbose", action="store_true")
     return parser.parse_args()
 
@@ -82,8 +86,9 @@ def _prepare_environment(options: argparse.Namespace, world: Any) -> None:
 
 def _load(options: argparse.Namespace, world: Any) -> list[type]:
     """The tests as classes that unittest can run in this process, the first choice first."""
-    import hpccoll.torch_backend  # noqa: F401
     from torch.testing._internal import common_distributed
+
+    import hpccoll.torch_backend  # noqa: F401
 
     features = common_distributed.DistTestCases
     if options.backend == "mpi":
@@ -96,7 +101,10 @@ def _load(options: argparse.Namespace, world: Any) -> list[type]:
 
     if options.backend == "gloo":
         return [_as_class(distributed_test, options, world)]
-    return [_as_class(distributed_test, options, world), _as_class(_copy_for_gloo(distributed_test), options, world)]
+    return [
+        _as_class(distributed_test, options, world),
+        _as_class(_copy_for_gloo(distributed_test), options, world),
+    ]
 
 
 def _copy_for_gloo(module: Any) -> Any:
@@ -207,9 +215,12 @@ def _report(outcomes: dict[str, dict[str, Any]], world: Any, options: argparse.N
 
     listed = EXCEPTIONS.get(options.backend, {})
     counts = {
-        kind: sum(found["outcome"] == kind for found in outcomes.values()) for kind in ("passed", "failed", "skipped")
+        kind: sum(found["outcome"] == kind for found in outcomes.values())
+        for kind in ("passed", "failed", "skipped")
     }
-    unlisted = [name for name, found in outcomes.items() if found["outcome"] == "failed" and name not in listed]
+    unlisted = [
+        name for name, found in outcomes.items() if found["outcome"] == "failed" and name not in listed
+    ]
     stale = [name for name in listed if outcomes.get(name, {}).get("outcome") == "passed"]
     if not options.only:
         stale += [f"{name} (there is no such test)" for name in listed if name not in outcomes]
@@ -223,7 +234,8 @@ def _report(outcomes: dict[str, dict[str, Any]], world: Any, options: argparse.N
             print(f"\nLISTED in pytorch_suite_exceptions.py, but passes: {name}")
         print(
             f"\nPyTorch's own tests, {options.backend}, {world.size} ranks: {counts['passed']} passed, "
-            f"{counts['failed']} failed ({counts['failed'] - len(unlisted)} of them listed), {counts['skipped']} skipped",
+            f"{counts['failed']} failed ({counts['failed'] - len(unlisted)} of them listed), "
+            f"{counts['skipped']} skipped",
             flush=True,
         )
     return 1 if unlisted or stale else 0

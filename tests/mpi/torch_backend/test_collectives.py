@@ -8,7 +8,15 @@ import torch.distributed as dist
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-MOVABLE = [torch.bool, *INTEGERS, *FLOATS, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2]
+MOVABLE = [
+    torch.bool,
+    *INTEGERS,
+    *FLOATS,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
 OPS = dist.ReduceOp
 
 
@@ -210,11 +218,10 @@ def test_uneven_all_to_all_with_empty_parts():
     sent = [to if rank % 2 == 0 else 0 for to in range(size)]
     expected = [rank if source % 2 == 0 else 0 for source in range(size)]
     found = torch.zeros(sum(expected), 2)
-    for work in (
-        dist.all_to_all_single(found, torch.full((sum(sent), 2), float(rank)), expected, sent),
-        dist.all_to_all_single(found, torch.full((sum(sent), 2), float(rank)), expected, sent, async_op=True),
-    ):
-        if work is not None:
+    for is_async in (False, True):
+        given = torch.full((sum(sent), 2), float(rank))
+        work = dist.all_to_all_single(found, given, expected, sent, async_op=is_async)
+        if is_async:
             work.wait()
         rows = [torch.full((count, 2), float(source)) for source, count in enumerate(expected)]
         same(found, torch.cat(rows) if rows else found)
@@ -294,7 +301,7 @@ def test_sparse_all_reduce():
             one[0, 1] = 5.0
             expected += one
         same(x.to_dense(), expected)
-    with pytest.raises(ValueError, match="only works with ReduceOp.SUM"):
+    with pytest.raises(ValueError, match=r"only works with ReduceOp.SUM"):
         dist.all_reduce(x, OPS.MAX)
     with pytest.raises(ValueError, match="unsupported layout"):
         dist.all_reduce(torch.eye(3).to_sparse_csr())

@@ -28,7 +28,13 @@ def test_synchronous_call_over_its_limit(comm, limited):
             dist.all_reduce(torch.ones(1), group=limited)
         assert 0.4 < time.monotonic() - started < 5
         message = str(caught.value)
-        for part in ("allreduce", "sequence number 2", f"rank {comm.rank}", f"ranks 0-{comm.size - 1}", "0.5 s"):
+        for part in (
+            "all_reduce",
+            "sequence number 2",
+            f"rank {comm.rank}",
+            f"ranks 0-{comm.size - 1}",
+            "0.5 s",
+        ):
             assert part in message, message
         with pytest.raises(dist.DistBackendError, match="cannot be used any more"):
             dist.barrier(group=limited)
@@ -38,9 +44,9 @@ def test_synchronous_call_over_its_limit(comm, limited):
 def test_asynchronous_call_over_its_limit(comm, limited):
     if comm.rank != 0:
         work = dist.all_reduce(torch.ones(1), group=limited, async_op=True)
-        with pytest.raises(RuntimeError, match="Timed out after 0.5 s"):
+        with pytest.raises(RuntimeError, match=r"Timed out after 0.5 s"):
             work.get_future().wait()  # without a wait() on the work
-        with pytest.raises(dist.DistBackendError, match="Timed out after 0.5 s"):
+        with pytest.raises(dist.DistBackendError, match=r"Timed out after 0.5 s"):
             work.wait()
         assert not work.is_success()
         assert isinstance(work.exception(), dist.DistBackendError)
@@ -60,7 +66,7 @@ def test_wait_with_a_limit_of_its_own(comm):
     x = torch.full((2,), float(comm.rank))
     if comm.rank == 0:
         work = dist.all_reduce(x, async_op=True)
-        with pytest.raises(dist.DistBackendError, match="Timed out after 0.2 s"):
+        with pytest.raises(dist.DistBackendError, match=r"Timed out after 0.2 s"):
             work.wait(timedelta(seconds=0.2))
         dist.monitored_barrier(timeout=timedelta(seconds=20))
         work.wait()  # it went on
@@ -96,11 +102,17 @@ WRONG = [
     (lambda x: dist.all_gather([torch.zeros(9)] * dist.get_world_size(), x), "the input has 2 elements"),
     (lambda x: dist.reduce_scatter(x, [x] * 9), "input tensor list size, must be world size"),
     (lambda x: dist.all_gather_into_tensor(x.new_zeros(99), x), "world_size times input tensor size"),
-    (lambda x: dist.all_gather_into_tensor(x.new_zeros(2 * dist.get_world_size(), dtype=torch.int8), x), "same type"),
+    (
+        lambda x: dist.all_gather_into_tensor(x.new_zeros(2 * dist.get_world_size(), dtype=torch.int8), x),
+        "same type",
+    ),
     (lambda x: dist.reduce_scatter_tensor(x, x.new_zeros(99)), "output size times world size"),
     (lambda x: dist.all_to_all([x] * 9, [x] * 9), "not equal to group size"),
     (lambda x: dist.all_to_all_single(x, x, [1] * 9, [1] * 9), "tensor splits not equal to group size"),
-    (lambda x: dist.gather(x, [torch.zeros(9)] * dist.get_world_size() if dist.get_rank() == 0 else None), None),
+    (
+        lambda x: dist.gather(x, [torch.zeros(9)] * dist.get_world_size() if dist.get_rank() == 0 else None),
+        None,
+    ),
     (lambda x: dist.broadcast(x.expand(2, 2), 0), None),
     (lambda x: dist.all_reduce(x[:1].expand(4)), "several elements"),
     (lambda x: dist.send(x, dist.get_rank()), "should not be the same as the rank of the current process"),

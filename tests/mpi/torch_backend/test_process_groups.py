@@ -143,7 +143,9 @@ def test_monitored_barrier(comm):
     dist.monitored_barrier(timeout=timedelta(seconds=20))
     group = dist.new_group()
     if comm.size > 1 and comm.rank != 1:
-        expected = "Rank 1 failed to pass monitoredBarrier in 200 ms" if comm.rank == 0 else "waiting for send/recv"
+        expected = (
+            "Rank 1 failed to pass monitoredBarrier in 200 ms" if comm.rank == 0 else "waiting for send/recv"
+        )
         with pytest.raises(RuntimeError, match=expected):
             dist.monitored_barrier(group, timeout=timedelta(seconds=0.2))
     dist.barrier()
@@ -155,7 +157,9 @@ def test_a_group_that_was_destroyed_says_so(comm):
     dist.destroy_process_group(group)
     with pytest.raises(RuntimeError, match="destroyed"):
         group.allreduce([torch.ones(1)])
-    with pytest.raises(ValueError, match="not initialized in the world group map|Invalid process group|not registered"):
+    with pytest.raises(
+        ValueError, match=r"not initialized in the world group map|Invalid process group|not registered"
+    ):
         dist.all_reduce(torch.ones(1), group=group)
 
 
