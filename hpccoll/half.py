@@ -24,6 +24,9 @@ from hpccoll.buffers import Buffer, scratch
 EXCHANGE_BLOCK_BYTES = 16 * 1024
 """Size of one rank's block from which on the exchange is taken (docs/performance.md has the measurement)."""
 
+# Beyond the range is infinity, and infinity less infinity NaN, here as in MPI: values, not reasons for a warning.
+_quietly = np.errstate(over="ignore", invalid="ignore")
+
 _TILE = 32 * 1024  # elements: a tile in float32 and its sources stay in the second-level cache
 
 
@@ -82,9 +85,10 @@ def scan(mpi: Any, send: Buffer, recv: Buffer, op: str, wide_op: Any, exclusive:
     counts = _split(send.count, mpi.size)
     own = [counts[mpi.rank]] * mpi.size
     rows = scratch(send, send.dtype.name, sum(own))
-    transport.exchange_blocks(mpi, send, rows, counts, own, skip_own=False)
+    bound = _bound(send, counts)
+    transport.exchange_blocks(mpi, send, rows, counts, own, bound, skip_own=False)
     _accumulate(rows.line.reshape(mpi.size, -1), op, exclusive)
-    transport.exchange_blocks(mpi, rows, recv, own, counts, skip_own=False)
+    transport.exchange_blocks(mpi, rows, recv, own, counts, bound, skip_own=False)
 
 
 def _split(count: int, size: int) -> list[int]:
@@ -94,12 +98,17 @@ def _split(count: int, size: int) -> list[int]:
     return [max(0, min(block, count - rank * block)) for rank in range(size)]
 
 
+def _bound(whole: Buffer, counts: Sequence[int]) -> int:
+    """Return the most bytes that a rank sends or collects when every rank owns one block."""
+    return max(whole.nbytes, len(counts) * max(counts) * whole.dtype.itemsize)
+
+
 def _collect_rows(mpi: Any, send: Buffer, counts: Sequence[int]) -> list[Any]:
     """Get every rank's version of this rank's block, in the order of the ranks; the own one where it lies."""
     own = counts[mpi.rank]
     lengths = [0 if rank == mpi.rank else own for rank in range(mpi.size)]
     inbox = scratch(send, send.dtype.name, sum(lengths))
-    transport.exchange_blocks(mpi, send, inbox, counts, lengths, skip_own=True)
+    transport.exchange_blocks(mpi, send, inbox, counts, lengths, _bound(send, counts), skip_own=True)
     offsets = list(accumulate(lengths, initial=0))
     rows = [inbox.line[offset : offset + own] for offset in offsets[:-1]]
     start = sum(counts[: mpi.rank])
@@ -113,18 +122,15 @@ def _widen(buffer: Buffer) -> Buffer:
     return wide
 
 
+@_quietly
 def _narrow(wide: Buffer, recv: Buffer, op: str, terms: int) -> None:
     line = wide.line
     if op == "avg":
         line /= terms
-    _round(line, recv.line)
+    recv.line[...] = line
 
 
-def _round(wide: Any, out: Any) -> None:
-    with np.errstate(over="ignore"):  # beyond the range of the half type is infinity, as in every conversion
-        out[...] = wide
-
-
+@_quietly
 def _combine(rows: Sequence[Any], out: Any, op: str) -> None:
     """Reduce `rows` into `out`, which may be one of them, tile by tile."""
     add = _operator(rows[0], op)
@@ -137,9 +143,10 @@ def _combine(rows: Sequence[Any], out: Any, op: str) -> None:
             add(total, row[start:stop])
         if op == "avg":
             total /= len(rows)
-        _round(total, out[start:stop])
+        out[start:stop] = total
 
 
+@_quietly
 def _accumulate(rows: Any, op: str, exclusive: bool) -> None:
     """Replace every row by the reduction of those up to it (before it, if exclusive), tile by tile."""
     add = _operator(rows, op)
@@ -156,7 +163,7 @@ def _accumulate(rows: Any, op: str, exclusive: bool) -> None:
             result[...] = ahead if exclusive else total
             if op == "avg":
                 result /= terms + (not exclusive)
-            _round(result, tile)
+            tile[...] = result
 
 
 def _float32(like: Any, count: int) -> Any:

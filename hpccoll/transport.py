@@ -198,16 +198,18 @@ def exchange_blocks(
     recv: Buffer,
     send_counts: Sequence[int],
     recv_counts: Sequence[int],
+    bound: int,
     skip_own: bool,
 ) -> None:
-    """Exchange blocks whose sizes follow from one that all ranks know, so that all choose the same form.
+    """Exchange blocks whose sizes follow from what all ranks know.
 
-    With `skip_own` the block for this rank itself is left out; `recv` then holds no place for it.
+    `bound`, the same on every rank and no smaller than any rank's bytes on either side, decides the form. With
+    `skip_own` the block for this rank itself is left out; `recv` then holds no place for it.
     """
     outgoing = _parts(send_counts)
     if skip_own:
         outgoing[mpi.rank] = (0, 0)
-    if max(send.nbytes, recv.nbytes) > MAX_COUNT - mpi.size * _BLOCK:
+    if bound > MAX_COUNT:
         _exchange(mpi, send, outgoing, recv, _parts(recv_counts))
         return
     size = send.dtype.itemsize
