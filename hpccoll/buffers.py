@@ -75,7 +75,10 @@ _numpy_dtypes = {
 }
 _numpy_dtypes[np.dtype(bool)] = _DTYPES["bool"]
 _torch_dtypes: dict[Any, DType] = {}
-_torch_direct: dict[Any, DType] = {}  # those whose bytes are all there is to them, and that MPI reduces
+# For the short cut: the dtypes whose bytes are all there is to an element, and the classes that hold nothing else.
+_torch_direct: dict[Any, DType] = {}
+_numpy_direct = dict(_numpy_dtypes)
+_plain_tensors: set[type] = set()
 
 
 def dtype_of(dtype: Any) -> DType:
@@ -93,7 +96,7 @@ def dtype_of(dtype: Any) -> DType:
     kind = "quantized" if name.startswith(("qint", "quint")) else "opaque"
     found = _DTYPES.get(name) or DType(name, dtype.itemsize, kind, None)
     _torch_dtypes[dtype] = found
-    if found.mpi is not None and found.kind != "complex":
+    if kind != "quantized" and found.kind != "complex":  # those may be conjugated views
         _torch_direct[dtype] = found
     return found
 
@@ -315,45 +318,60 @@ def destination(x: Any, method: str, name: str = "x") -> Buffer:
     )
 
 
-def direct(x: Any, out: Any) -> tuple[Any, Any, DType] | None:
-    """Give both sides' specifications for a reduction at once if everything is plain; None sends one the long
-    way.
+def direct(x: Any, out: Any, blocks: int = 0) -> tuple[Any, Any, int, DType] | None:
+    """Open input and output at once if everything is plain; None sends one the long way.
 
-    This is a short cut for small messages, whose time is that of the checks: it accepts only what
-    :func:`source`, :func:`target` and :func:`same_memory` accept without copying, and never raises.
+    This is a short cut for small messages, whose time is that of the checks: it accepts only what :func:`source`,
+    :func:`target` and :func:`same_memory` accept without copying, and never raises.
+
+    Parameters
+    ----------
+    blocks : int
+        0 if both have one shape; n if `out` has n blocks of the shape of `x`, -n the other way round.
+
+    Returns
+    -------
+    tuple, or None
+        The memory of the input (None if it is that of the output), the memory of the output, the elements of the
+        smaller one, and the dtype.
     """
     cls = x.__class__
     if out.__class__ is not cls:
         return None
-    kind = x.dtype
     if cls is _ndarray:
-        dtype = _numpy_dtypes.get(kind)
-        if dtype is None or dtype.mpi is None or not x.flags.c_contiguous or not out.flags.carray:
+        kind = x.dtype
+        dtype = _numpy_direct.get(kind)
+        if dtype is None or out.dtype is not kind or not (x.flags.c_contiguous and out.flags.carray):
             return None
-        count = x.size
         if x is out:
-            return MPI.IN_PLACE, (x, count, dtype.mpi), dtype
-        if (
-            out.dtype is kind
-            and x.shape == out.shape
-            and ((x.base is None and out.base is None) or not np.may_share_memory(x, out))
+            return (None, x, x.size, dtype) if not blocks else None
+        if _shapes_fit(x, out, blocks) and (
+            (x.base is None and out.base is None) or not np.may_share_memory(x, out)
         ):
-            return (x, count, dtype.mpi), (out, count, dtype.mpi), dtype
+            return x, out, (x if blocks >= 0 else out).size, dtype
         return None
-    dtype = _torch_direct.get(kind)
-    if dtype is None or not (out.is_cpu and out.is_contiguous()) or out.is_neg() or cls not in _openers:
+    if cls not in _plain_tensors or (dtype := _torch_direct.get(kind := x.dtype)) is None:
         return None
-    count = out.numel()
-    _, width, _, mpi_type = dtype
-    size = count * width
-    second = out.data_ptr()
+    if not (out.is_cpu and out.is_contiguous()) or out.is_neg() or out.dtype is not kind:
+        return None
+    second, out_size = out.data_ptr(), out.numel() * dtype.itemsize
     if x is out:
-        return MPI.IN_PLACE, (_address(second, size), count, mpi_type), dtype
-    if out.dtype is kind and x.is_cpu and x.is_contiguous() and not x.is_neg() and x.shape == out.shape:
-        first = x.data_ptr()
-        if first + size <= second or second + size <= first:
-            return (_address(first, size), count, mpi_type), (_address(second, size), count, mpi_type), dtype
+        return (None, _address(second, out_size), out.numel(), dtype) if not blocks else None
+    if not (x.is_cpu and x.is_contiguous()) or x.is_neg() or not _shapes_fit(x, out, blocks):
+        return None
+    count = x.numel()
+    first, size = x.data_ptr(), count * dtype.itemsize
+    if first + size <= second or second + out_size <= first:
+        return _address(first, size), _address(second, out_size), count if blocks >= 0 else out.numel(), dtype
     return None
+
+
+def _shapes_fit(x: Any, out: Any, blocks: int) -> bool:
+    if not blocks:
+        return bool(x.shape == out.shape)
+    if blocks > 0:
+        return out.shape == (blocks, *x.shape)
+    return x.shape == (-blocks, *out.shape)
 
 
 def same_memory(send: Buffer, recv: Buffer, method: str) -> bool:
@@ -398,6 +416,7 @@ def _odd_source(x: Any, method: str, name: str) -> Buffer:
 
         for cls in (torch.Tensor, torch.nn.Parameter):
             _openers[cls] = _torch_source
+            _plain_tensors.add(cls)
         return (_torch_source if x.__class__ in _openers else _torch_subclass)(x, method, name)
     if isinstance(x, np.generic):
         array = np.asarray(x)

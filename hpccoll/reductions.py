@@ -81,14 +81,18 @@ def operation(op: str, dtype: DType, method: str) -> Any:
 
 _ARITHMETIC = {"sum": MPI.SUM, "prod": MPI.PROD}
 _DIRECT_INTEGER = {op: mpi_op for op, mpi_op in _INTEGER.items() if op not in _LOGICAL}
-DIRECT: dict[str, dict[str, Any]] = {"bool": _BOOL} | {
+_ALONE: dict[str, dict[str, Any]] = {"bool": _BOOL} | {
     name: _DIRECT_INTEGER if "int" in name else _ARITHMETIC
     for name in (
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
         *("float32", "float64", "longdouble", "complex64", "complex128", "clongdouble"),
     )
 }
-"""For each dtype that MPI reduces, the operations that it does alone."""
+
+
+def alone(op: Any, dtype: str) -> Any:
+    """Return the MPI operation if it does all of `op` alone for the dtype of this name, else None."""
+    return _ALONE[dtype].get(op) if op.__class__ is str and dtype in _ALONE else None
 
 
 def _refusal(op: Any, dtype: DType, method: str) -> ArgumentError:

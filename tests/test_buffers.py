@@ -162,14 +162,30 @@ def test_short_cut_takes_only_what_is_plain():
         (plain, np.zeros(8)[::2]),
         (plain, tensor),
         (plain[1:], plain[:-1]),
-        (np.zeros(4, np.float16), np.zeros(4, np.float16)),
+        (np.zeros(4, ml_dtypes.bfloat16), np.zeros(4, ml_dtypes.bfloat16)),
+        ("text", "text"),
         (np.zeros(4, ">f8"), np.zeros(4, ">f8")),
         (tensor, torch.zeros(2, 2)),
         (tensor, torch.zeros(4, dtype=torch.float64)),
         (tensor, torch.zeros(8)[::2]),
         (tensor[1:], tensor[:-1]),
         (torch.zeros(1, dtype=torch.complex64).conj().imag, torch.zeros(1)),
-        (torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16)),
         (torch.zeros(4, device="meta"), torch.zeros(4, device="meta")),
     ):
         assert buffers.direct(x, out) is None
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["numpy", "torch"])
+def test_short_cut_knows_blocks(make):
+    buffers.source(make(1), "test")
+    whole, block = make((3, 2)), make(2)
+    assert buffers.direct(block, whole, 3)[2] == 2
+    assert buffers.direct(whole, block, -3)[2] == 2
+    for x, out, blocks in (
+        (block, whole, 2),
+        (whole, block, 3),
+        (block, whole, 0),
+        (whole[1], whole, 3),
+        (whole, whole, 3),
+    ):
+        assert buffers.direct(x, out, blocks) is None

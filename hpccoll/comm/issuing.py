@@ -72,6 +72,12 @@ class Issuing:
             worker.submit(work)
         return work.wait() if blocking else work
 
+    def _directly(self, method: str, call: Callable[..., Any], *args: Any) -> None:
+        try:
+            call(*args)
+        except MPI.Exception as error:
+            raise self._transfer_error(method, error) from error
+
     def _start_worker(self) -> Worker:
         self.mpi.Get_rank()  # raises where there is no communicator any more
         with _starting:
@@ -81,6 +87,12 @@ class Issuing:
 
     def _transfer_error(self, method: str, error: Exception) -> TransferError:
         return TransferError(f"{method} on rank {self.rank} of {self.size}: {error}")
+
+    @property
+    def _free_to_go(self) -> bool:
+        """Whether a blocking operation may run on the caller's thread at once."""
+        worker = self._worker
+        return worker is None or worker.idle
 
     @property
     def pending(self) -> bool:

@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mpi4py import MPI
+
 from hpccoll import transport
-from hpccoll.buffers import Buffer, copy_of, destination, same_memory, source, target
+from hpccoll.buffers import Buffer, DType, copy_of, destination, direct, same_memory, source, target
 from hpccoll.comm.arguments import block_of, forbid_overlap, joined, lengths_of, need_axis, own_block, rank_of
 from hpccoll.comm.issuing import Issuing
 from hpccoll.errors import ArgumentError
@@ -59,6 +61,10 @@ class Moving(Issuing):
             Of shape ``(size, *x.shape)``: the blocks stacked in the order of the ranks. With `counts` of
             shape ``(sum(counts), *x.shape[1:])``: the blocks joined along the first axis.
         """
+        if out is not None and counts is None and blocking and self._free_to_go:
+            plain = direct(x, out, self.size)
+            if plain is not None and self._exchange_directly("allgather", self.mpi.Allgather, plain):
+                return out
         send = source(x, "allgather")
         if isinstance(counts, str):
             return self._allgather_auto(send, counts, out, blocking)
@@ -71,6 +77,15 @@ class Moving(Issuing):
             return recv.finish()
 
         return self.run("allgather", run, blocking)
+
+    def _exchange_directly(self, method: str, call: Any, plain: tuple[Any, Any, int, DType]) -> bool:
+        """Exchange one block with every rank, if it is in the range of one call."""
+        send_memory, memory, count, dtype = plain
+        nbytes = count * dtype.itemsize
+        if nbytes * self.size > transport.MAX_COUNT:
+            return False
+        self._directly(method, call, (send_memory, nbytes, MPI.BYTE), (memory, nbytes, MPI.BYTE))
+        return True
 
     def _allgather_auto(self, send: Buffer, counts: str, out: Any, blocking: bool) -> Any:
         if counts != "auto":
@@ -226,6 +241,13 @@ class Moving(Issuing):
             Of x's shape, or ``(sum(recv_counts), *rest)``: the blocks in the order of the ranks they came
             from.
         """
+        if out is not None and send_counts is None and recv_counts is None and blocking and self._free_to_go:
+            plain = direct(x, out)
+            if plain is not None and plain[0] is not None and x.ndim and x.shape[0] == self.size:
+                send_memory, memory, count, dtype = plain
+                blocks = (send_memory, memory, count // self.size, dtype)
+                if self._exchange_directly("alltoall", self.mpi.Alltoall, blocks):
+                    return out
         send = source(x, "alltoall")
         if send_counts is not None:
             return self._alltoall_uneven(send, send_counts, recv_counts, out, blocking)

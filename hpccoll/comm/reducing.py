@@ -39,18 +39,12 @@ class Reducing(Issuing):
         """
         if x.__class__ in _NUMBERS:
             return self._reduce_numbers("allreduce", x, op, out, blocking, lambda numbers: numbers)
-        worker = self._worker
-        if out is not None and blocking and op.__class__ is str and (worker is None or worker.idle):
-            plain = direct(x, out)
-            if (
-                plain is not None
-                and plain[1][1] <= transport.MAX_COUNT
-                and (mpi_op := reductions.DIRECT[plain[2].name].get(op)) is not None
-            ):
-                try:
-                    self.mpi.Allreduce(plain[0], plain[1], mpi_op)
-                except MPI.Exception as error:
-                    raise self._transfer_error("allreduce", error) from error
+        if out is not None and blocking and self._free_to_go and (plain := direct(x, out)) is not None:
+            send_memory, memory, count, dtype = plain
+            mpi_op = reductions.alone(op, dtype.name)
+            if mpi_op is not None and count <= transport.MAX_COUNT:
+                send_spec = MPI.IN_PLACE if send_memory is None else (send_memory, count, dtype.mpi)
+                self._directly("allreduce", self.mpi.Allreduce, send_spec, (memory, count, dtype.mpi), mpi_op)
                 return out
         send = source(x, "allreduce")
         recv = target(out, send, send.shape, "allreduce")
@@ -124,6 +118,17 @@ class Reducing(Issuing):
         -------
         The block of this rank
         """
+        if out is not None and counts is None and blocking and self._free_to_go:
+            plain = direct(x, out, -self.size)
+            if plain is not None and plain[2] * self.size <= transport.MAX_COUNT:
+                send_memory, memory, count, dtype = plain
+                mpi_op = reductions.alone(op, dtype.name)
+                if mpi_op is not None:
+                    send_spec, recv_spec = (send_memory, count, dtype.mpi), (memory, count, dtype.mpi)
+                    self._directly(
+                        "reduce_scatter", self.mpi.Reduce_scatter_block, send_spec, recv_spec, mpi_op
+                    )
+                    return out
         send = source(x, "reduce_scatter")
         mpi_op = reductions.operation(op, send.dtype, "reduce_scatter")
         shape, elements = block_of(self, "reduce_scatter", send, counts)
