@@ -175,14 +175,14 @@ def test_send_and_recv(comm):
 
 
 def test_half_precision(comm):
-    """More than 2**31 - 1 bytes of float16, by the exchange."""
+    """More than 2**31 - 1 bytes of bfloat16, by the exchange."""
     count = COUNT // 2 + 5
-    x = np.empty(count, np.float16)
+    x = torch.empty(count, dtype=torch.bfloat16)
     for start in range(0, count, CHUNK):
         stop = min(start + CHUNK, count)
-        x[start:stop] = pattern(start, stop - start, comm.rank)
+        x[start:stop] = torch.from_numpy(pattern(start, stop - start, comm.rank))
     comm.allreduce(x, out=x)
     for start in range(0, count, CHUNK):
         stop = min(start + CHUNK, count)
-        expected = pattern(start, stop - start, 0) + pattern(start, stop - start, 1)
-        assert np.array_equal(x[start:stop], expected), f"between {start} and {stop}"
+        expected = torch.from_numpy(pattern(start, stop - start, 0) + pattern(start, stop - start, 1))
+        assert torch.equal(x[start:stop], expected.bfloat16()), f"between {start} and {stop}"
