@@ -11,18 +11,21 @@ from typing import Any
 
 import hpccoll
 
-_GRACE_S = 5.0
+_LEAST_GRACE_S = 5.0
 _meeting: Any = None
-_timed_out = False
+_grace_s: float | None = None
+_process = 0
 _forks_guarded = False
 _warned = False
 
 
 def prepare(world: hpccoll.Comm) -> None:
-    """Make what the ranks need to meet at their end. Every rank has to call it."""
-    global _meeting
+    """Have the ranks meet at their end. Every rank has to call it."""
+    global _meeting, _process
     if _meeting is None and world.size > 1:
         _meeting = world.run("init_process_group", world.mpi.Dup)
+        _process = os.getpid()
+        atexit.register(_leave)
 
 
 def end_job_on_exception() -> None:
@@ -34,33 +37,33 @@ def end_job_on_exception() -> None:
         hpccoll.abort_on_exception()
 
 
-def after_timeout() -> None:
-    """Remember that operations are left in MPI that can never be complete."""
-    global _timed_out
-    if not _timed_out:
-        _timed_out = True
-        atexit.register(_leave)
+def after_timeout(limit_s: float) -> None:
+    """Remember that an operation was over its limit: some rank may hang, and never come to its end."""
+    global _grace_s
+    _grace_s = max(_LEAST_GRACE_S, limit_s, _grace_s or 0.0)
 
 
 def _leave() -> None:
-    # MPI_Finalize waits for the other ranks. Those that have timed out as well come here; one that hangs does not.
+    # MPI_Finalize waits for the other ranks. A rank whose operation has timed out waits here, and not for ever.
     from mpi4py import MPI
 
-    if _meeting is None or MPI.Is_finalized():
+    if MPI.Is_finalized() or os.getpid() != _process:
         return
     request = _meeting.Ibarrier()
-    deadline = time.monotonic() + _GRACE_S
+    deadline = float("inf") if _grace_s is None else time.monotonic() + _grace_s
+    pause_s = 1e-5
     while not request.Test():
         if time.monotonic() > deadline:
             print(
                 f"hpccoll: rank {MPI.COMM_WORLD.rank} has come to its end after a timeout, others have not within "
-                f"{_GRACE_S:g} s; ending the job",
+                f"{_grace_s:g} s; ending the job",
                 file=sys.stderr,
                 flush=True,
             )
             time.sleep(0.2)  # the launcher may drop what is still in its pipe
             MPI.COMM_WORLD.Abort(1)
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 0.01)
 
 
 def guard_forks() -> None:

@@ -84,14 +84,10 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _tabulate(self) -> None:
         """Fill `_plain` from the tables of :class:`Comm`, so that there is no second one."""
         self._plain = {
-            (dtype, number): (
-                dtype.itemsize,
-                dtype_of(dtype).mpi,
-                reductions.DIRECT[dtype_of(dtype).name][name],
-            )
+            (dtype, number): (dtype.itemsize, dtype_of(dtype).mpi, operation)
             for dtype in _DTYPES
             for number, name in _OPS.items()
-            if name in reductions.DIRECT[dtype_of(dtype).name]
+            if (operation := reductions.alone(name, dtype_of(dtype).name)) is not None
         }
 
     def _agree_on_limit(self, timeout: timedelta) -> None:
@@ -177,7 +173,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _on_timeout(self, method: str, number: int) -> BaseException:
         error = limits.timeout_error(self.describe(method, number), self.limit_s)
         self._timed_out = True
-        ending.after_timeout()
+        ending.after_timeout(self.limit_s)
         self._comm = _Unusable(str(error), dist.DistBackendError)
         return error
 
