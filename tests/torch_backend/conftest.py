@@ -7,10 +7,6 @@ from pathlib import Path
 import pytest
 
 JOBS = Path(__file__).parent / "jobs"
-DEF = {
-    "torch.backends": "hpccoll_mpi = hpccoll.torch_backend.autoload:autoload",
-    "torch.distributed.backends": "hpccoll = hpccoll.torch_backend.autoload:register_own_name",
-}
 HOME = Path(__file__).parents[2]
 
 
@@ -22,7 +18,7 @@ def entry_points(tmp_path_factory: pytest.TempPathFactory) -> str:
     setup = configparser.ConfigParser()
     setup.read(HOME / "setup.cfg")
     text = "".join(
-        f"[{group}]\n{setup['options.entry_points'].get(group, DEF[group]).strip()}\n\n"
+        f"[{group}]\n{setup['options.entry_points'][group].strip()}\n\n"
         for group in ("torch.backends", "torch.distributed.backends")
     )
     folder = tmp_path_factory.mktemp("installed")
