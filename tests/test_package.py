@@ -81,7 +81,7 @@ def test_import_is_light() -> None:
     }
 
 
-@pytest.mark.parametrize("module", ["errors", "units", "environment", "aborting", "gate", "cli"])
+@pytest.mark.parametrize("module", ["errors", "units", "environment", "records", "aborting", "gate", "cli"])
 def test_the_foundation_is_light(module: str) -> None:
     assert not {name.partition(".")[0] for name in loaded_by(f"import hpccoll.{module}")} & HEAVY
 
