@@ -194,7 +194,11 @@ def test_wheel_holds_everything(wheel: Path) -> None:
         held = {name for name in archive.namelist() if name.startswith("hpccoll/")}
         metadata = archive.read(f"hpccoll-{hpccoll.__version__}.dist-info/METADATA").decode()
         entry_points = archive.read(f"hpccoll-{hpccoll.__version__}.dist-info/entry_points.txt").decode()
-    there = {str(path.relative_to(ROOT)) for path in (ROOT / "hpccoll").rglob("*.py")} | {"hpccoll/py.typed"}
+    there = {
+        str(path.relative_to(ROOT))
+        for pattern in ("*.py", "*.c", "py.typed")
+        for path in (ROOT / "hpccoll").rglob(pattern)
+    }
     assert held == there
     assert "hpccoll = hpccoll.cli:main" in entry_points
     for line in (

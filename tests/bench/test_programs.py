@@ -68,11 +68,11 @@ def test_every_root(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_torch(name: str) -> None:
     need("torch")
-    found = verified(name, 2, EVERY, "--buffer torch --dtype bfloat16,int64 -e 4K -f 8 -n 9")
+    found = verified(name, 2, EVERY, "--engine torch --dtype bfloat16,int64 -e 4K -f 8 -n 9")
     assert {row["dtype"] for row in found} == {"bfloat16", "int64"}
     assert (
         ", torch 2."
-        in run_several(2, EVERY, "--buffer torch --dtype bfloat16,int64 -e 4K -f 8 -n 9")[name][1]
+        in run_several(2, EVERY, "--engine torch --dtype bfloat16,int64 -e 4K -f 8 -n 9")[name][1]
     )
 
 
