@@ -66,7 +66,7 @@ class WindowGate:
     happens often.
     """
 
-    _MOST_SLACK_NS = 5_000_000
+    _MOST_SLACK_NS = 1_000_000  # who spins for longer loses the core to others
 
     def __init__(self, control: Any, aligned: AlignedClock, *, oversubscribed: bool) -> None:
         self._control, self._aligned = control, aligned

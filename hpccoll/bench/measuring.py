@@ -37,7 +37,7 @@ __all__ = ["Arrival", "Measurement", "Measurer"]
 
 _ROUNDS = 10
 _LEAST_BATCHES = 20
-_MOST_TRIES = 4
+_MOST_TRIES = 8
 _LATE_NS = 20_000
 
 

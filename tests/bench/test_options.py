@@ -47,7 +47,7 @@ def test_measuring() -> None:
     line = "--engine c,numpy,c --mode window --barrier dissemination --launches 3 --target-ci 2% --max-seconds 1.5"
     found = options(
         "allgather",
-        f"{line} --rotate-buffers 64M --batch 7 --predict 64,1K --guidelines".replace("1K", "1024"),
+        f"{line} --rotate-buffers 64M --batch 7 --predict 64,1024 --guidelines",
     )
     assert found.engines == ("c", "numpy")
     assert (found.mode, found.barrier, found.launches, found.batch) == ("window", "dissemination", 3, 7)

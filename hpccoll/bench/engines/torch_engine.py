@@ -94,6 +94,8 @@ class TorchEngine(Engine):
     def _ask(self, collective: str, dtype: str, buffers: Buffers) -> str | None:
         if collective == "sendrecv" and buffers.place.size == 1:
             return "torch.distributed sends no message to the same rank"
+        if collective == "alltoall" and buffers.in_place and self.name != "torch-mpi":
+            return f"{self.name} exchanges wrong blocks where input and output are one buffer"
         if buffers.op and buffers.op not in _OPS:
             return f"torch.distributed has no op {buffers.op}"
         small = [b if b is None else b[..., :1].contiguous().clone() for b in (buffers.send, buffers.recv)]
