@@ -22,7 +22,9 @@ __all__ = ["AlignedClock", "Reading", "now_ns", "resolution_ns"]
 now_ns = time.perf_counter_ns
 
 _TAG = 78
-_ROUNDS = 24
+_ROUNDS, _LEAST_ROUNDS = 24, 4
+_ENOUGH_NS = 1_000_000  # where an exchange takes long, ranks wait for cores, and more of them would not help
+_MOST_DRIFT = 500e-6  # the most by which Linux lets a clock be set right at a time
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Reading:
     Attributes
     ----------
     local_ns : int
-        This rank's clock when it was made.
+        This rank's clock in the middle of the exchange.
     offset_ns : int
         To add to it.
     uncertainty_ns : int
@@ -65,38 +67,45 @@ class AlignedClock:
     def measure(self) -> Reading:
         """Find the offset anew."""
         rank, size = self._control.rank, self._control.size
-        offset_ns, uncertainty_ns = -self._zero_ns, 0
         if rank:
             reach = 1 << (rank.bit_length() - 1)
-            offset_ns, uncertainty_ns = self._ask(rank - reach)
+            reading = self._ask(rank - reach)
+        else:
+            reading = Reading(now_ns(), -self._zero_ns, 0, time.time_ns())
         step = 1 << rank.bit_length()
         while rank + step < size:
-            self._answer(rank + step, offset_ns, uncertainty_ns)
+            self._answer(rank + step, reading)
             step <<= 1
-        self.readings.append(Reading(now_ns(), offset_ns, uncertainty_ns, time.time_ns()))
-        return self.readings[-1]
+        self.readings.append(reading)
+        return reading
 
-    def _ask(self, parent: int) -> tuple[int, int]:
-        answer = np.zeros(2, np.int64)
-        empty = np.zeros(0, np.uint8)
-        best_ns, offset_ns, uncertainty_ns = 1 << 62, 0, 0
-        for _ in range(_ROUNDS):
+    def _ask(self, parent: int) -> Reading:
+        question, answer = np.zeros(1, np.uint8), np.zeros(2, np.int64)
+        best = Reading(0, 0, 1 << 62, 0)
+        first = now_ns()
+        for number in range(1, _ROUNDS + 1):
             begin = now_ns()
-            self._control.Send(empty, parent, _TAG)
+            question[0] = number == _ROUNDS or (number >= _LEAST_ROUNDS and begin - first > _ENOUGH_NS)
+            self._control.Send(question, parent, _TAG)
             self._control.Recv(answer, parent, _TAG)
             end = now_ns()
-            if end - begin < best_ns:
-                best_ns = end - begin
-                offset_ns = int(answer[0]) - (begin + end) // 2
-                uncertainty_ns = int(answer[1]) + (best_ns + 1) // 2
-        return offset_ns, uncertainty_ns
+            uncertainty_ns = int(answer[1]) + (end - begin + 1) // 2
+            if uncertainty_ns < best.uncertainty_ns:
+                middle = (begin + end) // 2
+                best = Reading(middle, int(answer[0]) - middle, uncertainty_ns, time.time_ns())
+            if question[0]:
+                break
+        return best
 
-    def _answer(self, child: int, offset_ns: int, uncertainty_ns: int) -> None:
-        answer = np.array([0, uncertainty_ns], np.int64)
-        empty = np.zeros(0, np.uint8)
-        for _ in range(_ROUNDS):
-            self._control.Recv(empty, child, _TAG)
-            answer[0] = now_ns() + offset_ns
+    def _answer(self, child: int, reading: Reading) -> None:
+        question, answer = np.zeros(1, np.uint8), np.zeros(2, np.int64)
+        while not question[0]:
+            self._control.Recv(question, child, _TAG)
+            now = now_ns()
+            answer[0] = now + reading.offset_ns
+            if self._control.rank:
+                # This rank's clock may have run at another pace since.
+                answer[1] = reading.uncertainty_ns + int((now - reading.local_ns) * _MOST_DRIFT)
             self._control.Send(answer, child, _TAG)
 
     @property
