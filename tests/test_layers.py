@@ -12,7 +12,7 @@ from hpccoll.cli import programs
 PACKAGE = Path(hpccoll.__file__).parent
 
 # Modules and packages right below hpccoll. Programs are layer 3; modules that are named nowhere are parts of Comm.
-FOUNDATION = {"_version", "environment", "errors", "records", "units"}
+FOUNDATION = {"_version", "environment", "errors", "fit", "records", "runs", "stats", "units"}
 COMMUNICATION = 1
 LAYERS = {
     **dict.fromkeys(FOUNDATION, 0),
@@ -87,5 +87,5 @@ def test_private_names_of_torch_stay_in_the_backend(path: Path) -> None:
 def test_collect_runs_without_mpi() -> None:
     """Its place is the login node, where there may be none."""
     for path in sources():
-        if unit_of(path) == "collect":
-            assert {layer_of(name) for name in imported_units(path) - {"collect"}} <= {0}
+        if unit_of(path) in ("collect", "compare"):
+            assert {layer_of(name) for name in imported_units(path) - {unit_of(path)}} <= {0}

@@ -16,7 +16,7 @@ import hpccoll
 from hpccoll.cli import programs
 
 ROOT = Path(hpccoll.__file__).parents[1]
-HEAVY = {"numpy", "mpi4py", "torch", "rich"}
+HEAVY = {"numpy", "mpi4py", "torch", "rich", "duckdb", "matplotlib"}
 
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.cfg").is_file(), reason="not in a source tree")
 
@@ -196,7 +196,7 @@ def test_wheel_holds_everything(wheel: Path) -> None:
         entry_points = archive.read(f"hpccoll-{hpccoll.__version__}.dist-info/entry_points.txt").decode()
     there = {
         str(path.relative_to(ROOT))
-        for pattern in ("*.py", "*.c", "py.typed")
+        for pattern in ("*.py", "*.c", "*.css", "*.js", "py.typed")
         for path in (ROOT / "hpccoll").rglob(pattern)
     }
     assert held == there

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.bench.case import Case
-from hpccoll.bench.fit import Fit, Segment, fit_times
 from hpccoll.bench.guidelines import find_violations
 from hpccoll.bench.model import link_of, predict_us
 from hpccoll.bench.options import Options, UsageError
 from hpccoll.bench.results import FORMAT, Header, Row
+from hpccoll.fit import Fit, Segment, fit_times
 from hpccoll.units import format_bytes, format_time_us
 
 __all__ = ["Findings", "find", "late_ranks", "read_model"]

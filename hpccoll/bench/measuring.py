@@ -20,7 +20,6 @@ from hpccoll.bench.gates import Gate, LibraryBarrier, WindowGate
 from hpccoll.bench.options import Options
 from hpccoll.bench.planning import Plan
 from hpccoll.bench.rotation import Rotation, sets_for
-from hpccoll.bench.stats import median_interval
 from hpccoll.bench.storage import RowData, Tables, Wrong, rank_nbytes
 from hpccoll.bench.timing import (
     Block,
@@ -32,6 +31,7 @@ from hpccoll.bench.timing import (
     slowest,
 )
 from hpccoll.comm import Comm
+from hpccoll.stats import median_interval
 
 __all__ = ["Arrival", "Measurement", "Measurer"]
 

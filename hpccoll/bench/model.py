@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hpccoll.bench.fit import Fit
+from hpccoll.fit import Fit
 
 __all__ = ["ALGORITHMS", "Link", "link_of", "predict_us"]
 

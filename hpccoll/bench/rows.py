@@ -11,8 +11,8 @@ import numpy as np
 from hpccoll.bench.case import Case
 from hpccoll.bench.measuring import Arrival, Measurement
 from hpccoll.bench.results import Failure, Row
-from hpccoll.bench.stats import launch_interval, ratio_interval, summarise
 from hpccoll.environment import hostname
+from hpccoll.stats import launch_interval, ratio_interval, summarise
 from hpccoll.units import rate_gb_per_s
 
 __all__ = ["complete_row", "join_failures", "set_ratios"]

@@ -13,6 +13,7 @@ __all__ = [
     "LEAST_FOR_P99",
     "Interval",
     "Summary",
+    "has_two_modes",
     "launch_interval",
     "median_interval",
     "order_rank",
@@ -137,3 +138,34 @@ def launch_interval(medians: np.ndarray) -> Interval:
 def ratio_interval(above: np.ndarray, below: np.ndarray) -> Interval:
     """Median of the ratios of paired blocks, with its interval."""
     return median_interval(np.asarray(above) / np.asarray(below))
+
+
+_LEAST_FOR_MODES = 50
+_MODES_APART = 4.0
+_LEAST_SHARE = 0.1
+
+
+def has_two_modes(samples: np.ndarray) -> bool:
+    """Whether the samples fall into two groups that lie clearly apart, so that their median describes neither.
+
+    The logarithms are split in two where the squares within the parts are least. The parts are modes if each has a
+    tenth of the samples and their means are apart by more than 4 times the root mean square of their deviations (2.7
+    for a normal distribution that is cut in half, 3.5 for an even one). Fewer than 50 samples tell nothing.
+    """
+    if len(samples) < _LEAST_FOR_MODES:
+        return False
+    values = np.sort(np.log(np.maximum(np.asarray(samples, np.float64), 1e-9)))
+    # A few outliers must not decide.
+    values = values[len(values) // 100 : len(values) - len(values) // 100]
+    below = np.arange(1, len(values))
+    above = len(values) - below
+    sums, squares = np.cumsum(values), np.cumsum(values**2)
+    within_below = squares[:-1] - sums[:-1] ** 2 / below
+    within_above = (squares[-1] - squares[:-1]) - (sums[-1] - sums[:-1]) ** 2 / above
+    cut = int(np.argmin(within_below + within_above))
+    n, m = cut + 1, len(values) - cut - 1
+    if min(n, m) < _LEAST_SHARE * len(values):
+        return False
+    apart = (sums[-1] - sums[cut]) / m - sums[cut] / n
+    spread = math.sqrt(max(within_below[cut] / n + within_above[cut] / m, 0.0) / 2)
+    return bool(apart > max(_MODES_APART * spread, math.log(1.1)))

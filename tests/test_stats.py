@@ -7,7 +7,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from hpccoll.bench import histogram
-from hpccoll.bench.stats import (
+from hpccoll.stats import (
     Interval,
     launch_interval,
     median_interval,

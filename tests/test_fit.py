@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from hpccoll.bench.fit import Fit, Segment, fit_times
 from hpccoll.bench.model import ALGORITHMS, link_of, predict_us
+from hpccoll.fit import Fit, Segment, fit_times
 
 SIZES = [2**power for power in range(3, 25)]
 

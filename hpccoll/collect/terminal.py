@@ -1,0 +1,179 @@
+"""What is known of a run as tables, and the health of the run before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpccoll.runs.analysis import Analysis
+from hpccoll.runs.nodeset import fold_ranks
+from hpccoll.runs.screen import Table, number, print_table
+from hpccoll.runs.tables import CaseRow
+from hpccoll.units import format_bytes, format_time_us
+
+__all__ = ["case_table", "print_analysis", "tables"]
+
+_MOST_ROWS = 20
+
+
+def case_table(rows: Sequence[CaseRow]) -> Table:
+    """The statistics per collective, engine and bytes."""
+    titles = (
+        *(
+            "collective",
+            "engine",
+            "bytes",
+            "dtype",
+            "op",
+            "mode",
+            "ranks",
+            "launches",
+            "samples",
+            "incomplete",
+        ),
+        *("time us", "ci95 low", "ci95 high", "p95", "p99", "max", "algbw GB/s", "busbw GB/s"),
+        *("wrong", "modes", "flags"),
+    )
+    cells = [
+        [
+            row.collective,
+            row.engine + (" (histogram)" if row.source == "histogram" else ""),
+            format_bytes(row.nbytes),
+            row.dtype or "",
+            row.op or "",
+            row.mode,
+            str(row.ranks),
+            str(row.launches),
+            str(row.iterations),
+            str(row.incomplete),
+            number(row.time_us),
+            number(row.ci_low_us),
+            number(row.ci_high_us),
+            number(row.time_p95_us),
+            number(row.time_p99_us),
+            number(row.time_max_us),
+            number(row.algbw_gb_per_s),
+            number(row.busbw_gb_per_s),
+            str(row.wrong),
+            "several" if row.multimodal else "",
+            row.flags,
+        ]
+        for row in rows
+    ]
+    return "times per call, of the slowest rank", *_without_empty(titles, cells)
+
+
+def _without_empty(titles: Sequence[str], cells: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Without columns that say nothing in any row."""
+    kept = [
+        column
+        for column, title in enumerate(titles)
+        if any(row[column] not in ("", "n/a") for row in cells)
+        and not (title in ("incomplete", "wrong") and all(row[column] == "0" for row in cells))
+    ]
+    return [titles[column] for column in kept], [[row[column] for column in kept] for row in cells]
+
+
+def tables(found: Analysis, most: int | None = None) -> Iterator[Table]:
+    """Every table that has rows; `most` limits those with a row per rank."""
+    if found.cases:
+        yield case_table(found.cases)
+    late = found.stragglers
+    if late:
+        yield (
+            f"stragglers: {len(late)} of {len(found.ranks)} ranks",
+            ("rank", "host", "late by", "known within", "came last in", "cost"),
+            [
+                [
+                    str(row.rank),
+                    row.host,
+                    format_time_us(row.lateness_us or 0.0),
+                    format_time_us(row.uncertainty_us or 0.0),
+                    f"{100 * row.last_share:.0f} %",
+                    f"{100 * row.cost:.0f} % of the time",
+                ]
+                for row in late[:most]
+            ],
+        )
+    if len(found.hosts) > 1:
+        yield (
+            f"hosts: {len(found.hosts)}",
+            ("host", "ranks", "late", "stragglers", "late by", "known within", "came last in"),
+            [
+                [
+                    row.host,
+                    str(row.ranks),
+                    str(row.late),
+                    str(row.stragglers),
+                    "n/a" if row.lateness_us is None else format_time_us(row.lateness_us),
+                    "n/a" if row.uncertainty_us is None else format_time_us(row.uncertainty_us),
+                    f"{100 * row.last_share:.0f} %",
+                ]
+                for row in found.hosts[:most]
+            ],
+        )
+    if found.fits:
+        yield _fit_table(found)
+    if found.metrics:
+        yield (
+            "metrics",
+            (
+                *("name", "ranks", "steps", "median", "at first step", "at last step"),
+                *("least rank", "least", "most rank", "most", "slowdown", "nan/inf"),
+            ),
+            [
+                [
+                    row.name, str(row.ranks), str(row.steps), number(row.median), number(row.first), number(row.last),
+                    number(row.low_rank, "d"), number(row.low), number(row.high_rank, "d"), number(row.high),
+                    number(row.slowdown, ".3f"), str(row.not_finite),
+                ]
+                for row in found.metrics
+            ],
+        )  # fmt: skip
+    if found.events:
+        yield (
+            "events",
+            ("level", "kind", "events", "ranks", "first"),
+            [
+                [
+                    item["level"],
+                    item["kind"],
+                    str(item["events"]),
+                    fold_ranks(item["ranks"]),
+                    item["first"][:120],
+                ]
+                for item in found.events[:most]
+            ],
+        )
+
+
+def _fit_table(found: Analysis) -> Table:
+    rows = [
+        [
+            fit["collective"],
+            fit["engine"],
+            fit["dtype"] or "",
+            fit["op"] or "",
+            f"{format_bytes(part['first_nbytes'])} to {format_bytes(part['last_nbytes'])}",
+            number(part["alpha_us"]),
+            number(part["gb_per_s"]),
+            f"{100 * part['residual']:.0f} %",
+        ]
+        for fit in found.fits
+        for part in fit["segments"]
+    ]
+    titles = ("collective", "engine", "dtype", "op", "bytes", "latency us", "1/beta GB/s", "residual")
+    return "fit: time = latency + bytes * beta", titles, rows
+
+
+def print_analysis(found: Analysis) -> None:
+    """Health first, then the tables."""
+    print(found.health.headline)
+    for finding in found.health.findings:
+        print(f"! {finding.text}")
+    if found.health.dropped_lines:
+        print(f"! {found.health.dropped_lines} lines of the run are left out of the tables")
+    for host in found.hosts:
+        if host.stragglers:
+            print(f"! {host.text}")
+    for table in tables(found, _MOST_ROWS):
+        print_table(table)

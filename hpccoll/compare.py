@@ -1,0 +1,185 @@
+"""``python -m hpccoll.compare BASE NEW`` says of every case whether NEW is slower, faster or the same.
+
+Each side is the directory of a run (made with ``--log-dir`` and ``--launches 5`` or more), a directory that holds
+several runs, or a baseline file that ``--save`` has written. Needs no MPI. Method: docs/methods.md, Comparisons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpccoll.runs.store import RunError
+from hpccoll.units import format_bytes
+
+if TYPE_CHECKING:
+    from hpccoll.runs.comparing import Comparison, Side
+
+_OK, _FAILED, _USAGE = 0, 1, 2
+FORMAT = "hpccoll.compare/1"
+
+
+def share(text: str) -> float:
+    """``5%`` or ``0.05`` as 0.05."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"a share like 5% or 0.05 is expected, got {text!r}")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+def condition(text: str) -> tuple[str, float]:
+    """``slower:5%`` as a verdict and the share from which on it counts."""
+    verdict, _, limit = text.partition(":")
+    if verdict not in ("slower", "faster", "unsure"):
+        raise argparse.ArgumentTypeError(
+            f"slower, faster or unsure is expected, with :5% for a limit, got {text!r}"
+        )
+    return verdict, share(limit) if limit else 0.0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hpccoll compare", description=(__doc__ or "").partition("\n\n")[2], allow_abbrev=False
+    )
+    parser.add_argument("base", type=Path, metavar="BASE", help="a run, runs, or a baseline file")
+    parser.add_argument("new", type=Path, nargs="?", metavar="NEW", help="the same; not needed with --save")
+    parser.add_argument(
+        "--within",
+        type=share,
+        default=0.05,
+        metavar="SHARE",
+        help="times that differ by less are the same (5%%)",
+    )
+    parser.add_argument(
+        "--fail-on",
+        type=condition,
+        action="append",
+        default=[],
+        metavar="VERDICT[:SHARE]",
+        help="status 1 if a case, or all together, is slower:5%%, faster:5%% or unsure; may be repeated",
+    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep BASE as a baseline file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the comparison; - is standard output")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit status: 0, 1 for what ``--fail-on`` names, 2 for bad input."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.new is None and options.save is None:
+        parser.error("name BASE and NEW, or BASE and --save FILE")
+    try:
+        return _run(options)
+    except RunError as exc:
+        print(f"hpccoll compare: error: {exc}", file=sys.stderr)
+        return _USAGE
+
+
+def _run(options: argparse.Namespace) -> int:
+    from hpccoll.runs.aside import write_aside
+    from hpccoll.runs.comparing import compare, manifest_differences, read_side, save_baseline
+
+    base = read_side(options.base)
+    if options.save is not None:
+        save_baseline(options.save, base)
+        print(f"wrote {options.save}", file=sys.stderr)
+    if options.new is None:
+        return _OK
+    new = read_side(options.new)
+    found = compare(base, new, options.within)
+    differences = list(manifest_differences(base, new))
+    failed = [item for item in found if _fails(item, options.fail_on)]
+    document = {
+        "format": FORMAT,
+        "base": base.name,
+        "new": new.name,
+        "within": options.within,
+        "failed": bool(failed),
+        "cases": [asdict(item) for item in found],
+        "differences": [dict(zip(("name", "base", "new"), item, strict=True)) for item in differences],
+    }
+    text = json.dumps(document, indent=1) + "\n"
+    if str(options.json) == "-":
+        print(text, end="")
+    else:
+        _print(base, new, found, differences, options.within)
+        for item in failed:
+            print(f"FAILED: {_name(item)} is {item.verdict} ({_percent(item.ratio)})")
+        if options.json is not None:
+            write_aside(options.json, lambda aside: aside.write_text(text, "utf-8"))
+    return _FAILED if failed else _OK
+
+
+def _fails(item: Comparison, conditions: Sequence[tuple[str, float]]) -> bool:
+    return any(
+        item.verdict == verdict and (verdict == "unsure" or abs(item.ratio - 1) >= limit)
+        for verdict, limit in conditions
+    )
+
+
+def _name(item: Comparison) -> str:
+    case = item.case
+    if not case:
+        return "all cases"
+    parts = (case["collective"], case["engine"], format_bytes(case["nbytes"]), case["dtype"], case["op"])
+    return " ".join(str(part) for part in parts if part is not None)
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def _print(
+    base: Side,
+    new: Side,
+    found: Sequence[Comparison],
+    differences: Sequence[tuple[str, str, str]],
+    within: float,
+) -> None:
+    from hpccoll.runs.screen import number, print_table
+
+    print(f"base: {base.name}\nnew:  {new.name}")
+    for side in (base, new):
+        for text in side.findings:
+            print(f"! {side.name}: {text}")
+    if base.unit != new.unit:
+        print(
+            f"! the base repeats in {base.unit}es, the new one in {new.unit}es: their spreads mean different things"
+        )
+    cells = [
+        [
+            _name(item),
+            number(item.base_us),
+            number(item.new_us),
+            f"{item.base_repetitions}/{item.new_repetitions}",
+            _percent(item.ratio),
+            "n/a" if item.low is None else _percent(item.low),
+            "n/a" if item.high is None else _percent(item.high),
+            number(item.effect, ".1f"),
+            item.verdict + (f" (two modes: {item.multimodal})" if item.multimodal else ""),
+        ]
+        for item in found
+    ]
+    titles = ("name", "base us", "new us", "repetitions", "change", "low", "high", "effect", "verdict")
+    print_table((f"change of time; same: within {100 * within:g} %", titles, cells))
+    if any(item.verdict == "unsure" for item in found):
+        print("\nunsure: not enough data; measure with more --launches, or several runs a side")
+    if differences:
+        print_table(
+            (
+                "what differs between the manifests",
+                ("name", "base", "new"),
+                [list(item) for item in differences],
+            )
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

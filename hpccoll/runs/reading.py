@@ -1,0 +1,296 @@
+"""From files to tables.
+
+DuckDB parses many files at once. Whatever it could not take for a record shows in the numbers of rows per file, and
+such a file is read again line by line, so that what is wrong is named with its line, and every other line is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpccoll.records import FIELDS, parse_line, record_files
+from hpccoll.runs.nodeset import few
+from hpccoll.runs.store import CASE, RunError, Store, columns, literal, need, select_list, sound
+
+__all__ = ["Problem", "Reading", "find_files", "find_runs", "read_files"]
+
+_BATCH_BYTES = 256 * 2**20
+_BATCH_FILES = 4096
+_LONGEST_LINE = 32 * 2**20
+_MOST_PROBLEMS = 1000
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A line, or a whole file, that could not be used.
+
+    Attributes
+    ----------
+    path : Path
+    line : int or None
+        From 1; None for the whole file.
+    text : str
+        ``truncated`` is a last line that was cut.
+    """
+
+    path: Path
+    line: int | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path.name}{'' if self.line is None else f':{self.line}'}: {self.text}"
+
+
+@dataclass
+class Reading:
+    """What was read.
+
+    Attributes
+    ----------
+    files : list of Path
+        The column `file` of the tables is the position in it.
+    lines : int
+        Lines that became records.
+    lost : int
+        Lines that did not, each with a `Problem` up to a limit.
+    truncated : list of Path
+    problems : list of Problem
+    """
+
+    files: list[Path]
+    lines: int = 0
+    lost: int = 0
+    truncated: list[Path] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, problem: Problem) -> None:
+        """Count it, and keep it if there are not too many yet."""
+        if problem.line is not None:
+            self.lost += 1
+        if problem.text == "truncated":
+            self.truncated.append(problem.path)
+        if len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(problem)
+
+
+def find_files(directories: Sequence[Path]) -> list[Path]:
+    """The record files of one run, which may lie in several directories (each node's own disk).
+
+    A directory that holds a single run's directory stands for that one.
+
+    Raises
+    ------
+    RunError
+        There is none, or there are several runs to choose from.
+    """
+    found: list[Path] = []
+    for directory in directories:
+        runs = find_runs(directory)
+        if len(runs) > 1:
+            shown = few(path.name for path in runs)
+            raise RunError(f"{directory} holds {len(runs)} runs, name one of them: {shown}")
+        found += record_files(runs[0])
+    return list(dict.fromkeys(path.absolute() for path in found))
+
+
+def find_runs(directory: Path) -> list[Path]:
+    """`directory` itself if it holds record files, else those right below it that do.
+
+    Raises
+    ------
+    RunError
+        There is none.
+    """
+    try:
+        if record_files(directory):
+            return [directory]
+        runs = [path for path in sorted(directory.iterdir()) if path.is_dir() and record_files(path)]
+    except OSError as exc:
+        raise RunError(f"cannot read {directory}: {exc.strerror or exc}") from exc
+    if not runs:
+        raise RunError(
+            f"{directory} holds no record files (rank-00000.jsonl, node-00000.jsonl, ...); a program writes "
+            "them with --log-dir, into a directory of its own for each run"
+        )
+    return runs
+
+
+def read_files(store: Store, files: Sequence[Path], progress: Progress | None = None) -> Reading:
+    """Read `files` into the tables of `store`.
+
+    Parameters
+    ----------
+    progress
+        Called with the files that are read, and their number.
+    """
+    reading = Reading(list(files))
+    numbers = {path: number for number, path in enumerate(files)}
+    done = 0
+    for batch in _batches(files, reading):
+        _read_batch(store, batch, numbers, reading)
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(files))
+    return reading
+
+
+def _batches(files: Sequence[Path], reading: Reading) -> Iterator[dict[Path, int]]:
+    """Files with their numbers of lines, about as many at a time as fit into memory."""
+    batch: dict[Path, int] = {}
+    nbytes = 0
+    for path in files:
+        try:
+            lines, size = _count(path)
+        except OSError as exc:
+            reading.add(Problem(path, None, f"cannot be read: {exc.strerror or exc}"))
+            continue
+        batch[path] = lines
+        nbytes += size
+        if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_FILES:
+            yield batch
+            batch, nbytes = {}, 0
+    if batch:
+        yield batch
+
+
+def _count(path: Path) -> tuple[int, int]:
+    """Lines and bytes of a file; the last line counts without a line break too."""
+    lines = size = 0
+    last = b"\n"
+    with open(path, "rb", buffering=0) as stream:
+        while block := stream.read(16 * 2**20):
+            lines += block.count(b"\n")
+            size += len(block)
+            last = block[-1:]
+    return lines + (last != b"\n"), size
+
+
+def _read_batch(store: Store, batch: dict[Path, int], numbers: dict[Path, int], reading: Reading) -> None:
+    duckdb = need("duckdb")
+    try:
+        _load(store, batch)
+    except duckdb.Error as exc:
+        if len(batch) > 1:  # whichever it is, the others are not to suffer
+            halves = list(batch.items())
+            for half in (halves[: len(halves) // 2], halves[len(halves) // 2 :]):
+                _read_batch(store, dict(half), numbers, reading)
+            return
+        (path,) = batch
+        if isinstance(exc, duckdb.OutOfMemoryException):
+            raise RunError(f"{path}: not enough memory: {exc}; raise --memory") from exc
+        sound_files: dict[str, int] = {}
+    else:
+        counted = store.rows(
+            "SELECT filename, count(*), count(*) FILTER (WHERE good) FROM raw GROUP BY filename"
+        )
+        sound_files = {name: good for name, rows, good in counted if rows == good}
+    kept = {path: lines for path, lines in batch.items() if sound_files.get(str(path), 0) == lines}
+    if kept:
+        _keep(store, {str(path): numbers[path] for path in kept})
+        reading.lines += sum(kept.values())
+    for path in batch:
+        if path not in kept:
+            _read_slowly(store, path, numbers[path], reading)
+
+
+def _load(store: Store, paths: Iterable[Path]) -> None:
+    spec = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns().items())
+    names = ", ".join(literal(_without_pattern(path)) for path in paths)
+    store.db.execute(
+        f"CREATE OR REPLACE TEMP TABLE raw AS SELECT *, {sound()} AS good FROM read_json([{names}],"
+        f" format='newline_delimited', columns={{{spec}}}, ignore_errors=true, filename=true,"
+        f" maximum_object_size={_LONGEST_LINE}, compression='none')"
+    )
+
+
+def _without_pattern(path: Path) -> str:
+    """DuckDB takes names for patterns; this one stands for itself."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
+
+
+def _keep(store: Store, numbers: dict[str, int]) -> None:
+    """Move the rows of sound files from the raw table to where they belong."""
+    pairs = ", ".join(f"({literal(name)}, {number})" for name, number in numbers.items())
+    store.db.execute(
+        f"CREATE OR REPLACE TEMP TABLE names AS SELECT * FROM (VALUES {pairs}) AS v(filename, file)"
+    )
+    case = select_list(CASE, "r")
+    source = "raw AS r JOIN names USING (filename)"
+    store.db.execute(
+        f"CREATE OR REPLACE TEMP VIEW keyed AS SELECT r.*, file, hash({case}) AS key FROM {source}"
+        " WHERE r.type = 'sample'"
+    )
+    store.db.execute(
+        "INSERT INTO samples SELECT file, rank, key, iteration, start_ns, end_ns, verified FROM keyed"
+    )
+    store.db.execute(
+        f"INSERT INTO cases SELECT key, {_any_case()}"
+        " FROM keyed WHERE key NOT IN (SELECT key FROM cases) GROUP BY key"
+    )
+    store.db.execute(
+        f"INSERT INTO metrics SELECT file, rank, step, unix_ns, \"values\" FROM {source} WHERE r.type = 'metric'"
+    )
+    store.db.execute(
+        f"INSERT INTO others SELECT file, {select_list(list(columns()), 'r')} FROM {source}"
+        " WHERE r.type NOT IN ('sample', 'metric')"
+    )
+
+
+def _any_case() -> str:
+    # A plain any_value would skip nulls, and a null root is a value.
+    return ", ".join(f'first("{name}")' for name in (*CASE, "flags"))
+
+
+def _read_slowly(store: Store, path: Path, number: int, reading: Reading) -> None:
+    """Read a file line by line; what is good goes to DuckDB in a file of its own."""
+    aside = store.directory / "good.jsonl"
+    good = 0
+    try:
+        with open(path, "rb") as stream, open(aside, "w", encoding="utf-8") as target:
+            for index, raw in enumerate(stream, 1):
+                if not raw.strip():
+                    continue
+                record, problem = parse_line(index, raw)[1:]
+                if record is not None:
+                    problem = _beyond(record)
+                if record is None or problem is not None:
+                    reading.add(Problem(path, index, problem or "not a record"))
+                    continue
+                target.write(json.dumps(_plain(record)) + "\n")
+                good += 1
+    except OSError as exc:
+        reading.add(Problem(path, None, f"cannot be read to its end: {exc.strerror or exc}"))
+    if good:
+        _load(store, [aside])
+        _keep(store, {str(aside): number})
+        reading.lines += good
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """The fields that the schema knows, and nothing that JSON has no word for."""
+    kind = record["type"]
+    return {"type": kind, **{item.name: _finite(record[item.name]) for item in FIELDS[kind]}}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
+
+
+def _beyond(record: dict[str, Any]) -> str | None:
+    """An integer that no column holds."""
+    for item in FIELDS[record["type"]]:
+        value = record[item.name]
+        limit = 2**31 if item.name == "rank" else 2**63
+        if item.kind.startswith("int") and value is not None and not -limit <= value < limit:
+            return f"{item.name} is {value!r}, beyond {limit}"
+    return None
