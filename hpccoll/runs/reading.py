@@ -7,7 +7,7 @@ such a file is read again line by line, so that what is wrong is named with its 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from hpccoll.runs.store import CASE, RunError, Store, columns, literal, need, se
 __all__ = ["Problem", "Reading", "find_files", "find_runs", "read_files"]
 
 _BATCH_BYTES = 256 * 2**20
-_BATCH_FILES = 4096
+_BATCH_FILES = 16384
+_SMALL_BYTES = 256 * 2**10
 _LONGEST_LINE = 32 * 2**20
+_FILE = "#file"
 _MOST_PROBLEMS = 1000
 
 Progress = Callable[[int, int], None]
@@ -130,82 +132,120 @@ def read_files(store: Store, files: Sequence[Path], progress: Progress | None = 
         Called with the files that are read, and their number.
     """
     reading = Reading(list(files))
-    numbers = {path: number for number, path in enumerate(files)}
     done = 0
-    for batch in _batches(files, reading):
-        _read_batch(store, batch, numbers, reading)
+    for batch in _batches(reading):
+        _read_batch(store, batch, reading)
         done += len(batch)
         if progress is not None:
             progress(done, len(files))
     return reading
 
 
-def _batches(files: Sequence[Path], reading: Reading) -> Iterator[dict[Path, int]]:
-    """Files with their numbers of lines, about as many at a time as fit into memory."""
-    batch: dict[Path, int] = {}
+def _batches(reading: Reading) -> Iterator[list[int]]:
+    """Numbers of files, about as many at a time as fit into memory."""
+    batch: list[int] = []
     nbytes = 0
-    for path in files:
+    for number, path in enumerate(reading.files):
         try:
-            lines, size = _count(path)
+            nbytes += path.stat().st_size
         except OSError as exc:
             reading.add(Problem(path, None, f"cannot be read: {exc.strerror or exc}"))
             continue
-        batch[path] = lines
-        nbytes += size
+        batch.append(number)
         if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_FILES:
             yield batch
-            batch, nbytes = {}, 0
+            batch, nbytes = [], 0
     if batch:
         yield batch
 
 
-def _count(path: Path) -> tuple[int, int]:
-    """Lines and bytes of a file; the last line counts without a line break too."""
-    lines = size = 0
+def _read_batch(store: Store, batch: list[int], reading: Reading) -> None:
+    duckdb = need("duckdb")
+    lines, whole = _prepare(store, batch, reading)
+    try:
+        _load(store, whole)
+    except duckdb.OutOfMemoryException as exc:
+        raise RunError(f"not enough memory for {len(lines)} files ({exc}); raise --memory") from exc
+    except duckdb.Error:
+        if len(lines) > 1:  # whichever it is, the others are not to suffer
+            numbers = list(lines)
+            for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
+                _read_batch(store, half, reading)
+            return
+        good = {}
+    else:
+        good = dict(
+            store.rows("SELECT file, count(*) FROM raw WHERE good AND file IS NOT NULL GROUP BY file")
+        )
+    bad = [number for number, count in lines.items() if good.get(number, 0) != count]
+    _keep(store, bad)
+    reading.lines += sum(count for number, count in lines.items() if number not in set(bad))
+    for number in bad:
+        _read_slowly(store, number, reading)
+
+
+def _prepare(
+    store: Store, batch: list[int], reading: Reading
+) -> tuple[dict[int, int], dict[Path, int | None]]:
+    """Numbers of lines by file, and what DuckDB is to read.
+
+    To open a file costs it as much as to parse some thousand lines. So small files are copied into one, in which every
+    line has the number of its file as a first field.
+    """
+    lines: dict[int, int] = {}
+    whole: dict[Path, int | None] = {}
+    together = store.directory / "together.jsonl"
+    with open(together, "wb") as target:
+        for number in batch:
+            path = reading.files[number]
+            try:
+                if path.stat().st_size >= _SMALL_BYTES:
+                    lines[number] = _count(path)
+                    whole[path] = number
+                    continue
+                data = path.read_bytes()
+            except OSError as exc:
+                reading.add(Problem(path, None, f"cannot be read: {exc.strerror or exc}"))
+                continue
+            if data and not data.endswith(b"\n"):
+                data += b"\n"
+            lines[number] = data.count(b"\n")
+            # A line that does not begin with a brace is none of ours, and the count will tell.
+            tagged = (b"\n" + data).replace(b"\n{", b'\n{"%s":%d,' % (_FILE.encode(), number))
+            target.write(tagged[1:])
+        if target.tell():
+            whole[together] = None
+    return lines, whole
+
+
+def _count(path: Path) -> int:
+    """Lines of a file; the last one counts without a line break too."""
+    lines = 0
     last = b"\n"
     with open(path, "rb", buffering=0) as stream:
         while block := stream.read(16 * 2**20):
             lines += block.count(b"\n")
-            size += len(block)
             last = block[-1:]
-    return lines + (last != b"\n"), size
+    return lines + (last != b"\n")
 
 
-def _read_batch(store: Store, batch: dict[Path, int], numbers: dict[Path, int], reading: Reading) -> None:
-    duckdb = need("duckdb")
-    try:
-        _load(store, batch)
-    except duckdb.Error as exc:
-        if len(batch) > 1:  # whichever it is, the others are not to suffer
-            halves = list(batch.items())
-            for half in (halves[: len(halves) // 2], halves[len(halves) // 2 :]):
-                _read_batch(store, dict(half), numbers, reading)
-            return
-        (path,) = batch
-        if isinstance(exc, duckdb.OutOfMemoryException):
-            raise RunError(f"{path}: not enough memory: {exc}; raise --memory") from exc
-        sound_files: dict[str, int] = {}
-    else:
-        counted = store.rows(
-            "SELECT filename, count(*), count(*) FILTER (WHERE good) FROM raw GROUP BY filename"
-        )
-        sound_files = {name: good for name, rows, good in counted if rows == good}
-    kept = {path: lines for path, lines in batch.items() if sound_files.get(str(path), 0) == lines}
-    if kept:
-        _keep(store, {str(path): numbers[path] for path in kept})
-        reading.lines += sum(kept.values())
-    for path in batch:
-        if path not in kept:
-            _read_slowly(store, path, numbers[path], reading)
-
-
-def _load(store: Store, paths: Iterable[Path]) -> None:
-    spec = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns().items())
-    names = ", ".join(literal(_without_pattern(path)) for path in paths)
+def _load(store: Store, whole: dict[Path, int | None]) -> None:
+    """Make the table `raw` of files, each with its number, or None where the lines have it."""
+    kinds = {_FILE: "INTEGER", **columns()}
+    spec = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in kinds.items())
+    if not whole:
+        store.db.execute("CREATE OR REPLACE TEMP TABLE raw AS SELECT *, false AS good FROM others LIMIT 0")
+        return
+    pairs = ", ".join(
+        f"({literal(path)}, {'NULL' if number is None else number})" for path, number in whole.items()
+    )
+    names = ", ".join(literal(_without_pattern(path)) for path in whole)
     store.db.execute(
-        f"CREATE OR REPLACE TEMP TABLE raw AS SELECT *, {sound()} AS good FROM read_json([{names}],"
-        f" format='newline_delimited', columns={{{spec}}}, ignore_errors=true, filename=true,"
-        f" maximum_object_size={_LONGEST_LINE}, compression='none')"
+        f"""CREATE OR REPLACE TEMP TABLE raw AS
+        SELECT r.* EXCLUDE ("{_FILE}", filename), coalesce(names.file, r."{_FILE}") AS file, {sound()} AS good
+        FROM read_json([{names}], format='newline_delimited', columns={{{spec}}}, ignore_errors=true,
+            filename=true, maximum_object_size={_LONGEST_LINE}, compression='none') AS r
+        LEFT JOIN (VALUES {pairs}) AS names(filename, file) USING (filename)"""
     )
 
 
@@ -214,31 +254,26 @@ def _without_pattern(path: Path) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
 
 
-def _keep(store: Store, numbers: dict[str, int]) -> None:
-    """Move the rows of sound files from the raw table to where they belong."""
-    pairs = ", ".join(f"({literal(name)}, {number})" for name, number in numbers.items())
+def _keep(store: Store, bad: Sequence[int]) -> None:
+    """Move the rows of the table `raw` to where they belong, but not those of the files `bad`."""
+    without = f" AND file NOT IN ({', '.join(map(str, bad))})" if bad else ""
     store.db.execute(
-        f"CREATE OR REPLACE TEMP TABLE names AS SELECT * FROM (VALUES {pairs}) AS v(filename, file)"
-    )
-    case = select_list(CASE, "r")
-    source = "raw AS r JOIN names USING (filename)"
-    store.db.execute(
-        f"CREATE OR REPLACE TEMP VIEW keyed AS SELECT r.*, file, hash({case}) AS key FROM {source}"
-        " WHERE r.type = 'sample'"
+        f"""CREATE OR REPLACE TEMP VIEW keyed AS SELECT *, hash({select_list(CASE)}) AS key FROM raw
+        WHERE type = 'sample' AND file IS NOT NULL{without}"""
     )
     store.db.execute(
         "INSERT INTO samples SELECT file, rank, key, iteration, start_ns, end_ns, verified FROM keyed"
     )
     store.db.execute(
-        f"INSERT INTO cases SELECT key, {_any_case()}"
-        " FROM keyed WHERE key NOT IN (SELECT key FROM cases) GROUP BY key"
+        f"INSERT INTO cases SELECT key, {_any_case()} FROM keyed WHERE key NOT IN (SELECT key FROM cases) GROUP BY key"
     )
     store.db.execute(
-        f"INSERT INTO metrics SELECT file, rank, step, unix_ns, \"values\" FROM {source} WHERE r.type = 'metric'"
+        f"""INSERT INTO metrics SELECT file, rank, step, unix_ns, "values" FROM raw
+        WHERE type = 'metric' AND file IS NOT NULL{without}"""
     )
     store.db.execute(
-        f"INSERT INTO others SELECT file, {select_list(list(columns()), 'r')} FROM {source}"
-        " WHERE r.type NOT IN ('sample', 'metric')"
+        f"""INSERT INTO others SELECT file, {select_list(list(columns()))} FROM raw
+        WHERE type NOT IN ('sample', 'metric') AND file IS NOT NULL{without}"""
     )
 
 
@@ -247,9 +282,9 @@ def _any_case() -> str:
     return ", ".join(f'first("{name}")' for name in (*CASE, "flags"))
 
 
-def _read_slowly(store: Store, path: Path, number: int, reading: Reading) -> None:
+def _read_slowly(store: Store, number: int, reading: Reading) -> None:
     """Read a file line by line; what is good goes to DuckDB in a file of its own."""
-    aside = store.directory / "good.jsonl"
+    path, aside = reading.files[number], store.directory / "good.jsonl"
     good = 0
     try:
         with open(path, "rb") as stream, open(aside, "w", encoding="utf-8") as target:
@@ -267,8 +302,8 @@ def _read_slowly(store: Store, path: Path, number: int, reading: Reading) -> Non
     except OSError as exc:
         reading.add(Problem(path, None, f"cannot be read to its end: {exc.strerror or exc}"))
     if good:
-        _load(store, [aside])
-        _keep(store, {str(aside): number})
+        _load(store, {aside: number})
+        _keep(store, [])
         reading.lines += good
 
 
