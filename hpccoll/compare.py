@@ -33,14 +33,14 @@ def share(text: str) -> float:
     return float(match[1]) / (100 if match[2] else 1)
 
 
-def condition(text: str) -> tuple[str, float]:
+def condition(text: str) -> tuple[str, float | None]:
     """``slower:5%`` as a verdict and the share from which on it counts."""
     verdict, _, limit = text.partition(":")
     if verdict not in ("slower", "faster", "unsure"):
         raise argparse.ArgumentTypeError(
             f"slower, faster or unsure is expected, with :5% for a limit, got {text!r}"
         )
-    return verdict, share(limit) if limit else 0.0
+    return verdict, share(limit) if limit else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="VERDICT[:SHARE]",
-        help="status 1 if a case, or all together, is slower:5%%, faster:5%% or unsure; may be repeated",
+        help="status 1 if a case, or all together, is slower:5%%, faster:5%% (beyond chance) or unsure; repeatable",
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="keep BASE as a baseline file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the comparison; - is standard output")
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
     new = read_side(options.new)
     found = compare(base, new, options.within)
     differences = list(manifest_differences(base, new))
-    failed = [item for item in found if _fails(item, options.fail_on)]
+    failed = [item for item in found if _fails(item, options.fail_on, options.within)]
     document = {
         "format": FORMAT,
         "base": base.name,
@@ -111,17 +111,21 @@ def _run(options: argparse.Namespace) -> int:
     else:
         _print(base, new, found, differences, options.within)
         for item in failed:
-            print(f"FAILED: {_name(item)} is {item.verdict} ({_percent(item.ratio)})")
+            print(f"FAILED: {_name(item)}: {_percent(item.ratio)}")
         if options.json is not None:
             write_aside(options.json, lambda aside: aside.write_text(text, "utf-8"))
     return _FAILED if failed else _OK
 
 
-def _fails(item: Comparison, conditions: Sequence[tuple[str, float]]) -> bool:
-    return any(
-        item.verdict == verdict and (verdict == "unsure" or abs(item.ratio - 1) >= limit)
-        for verdict, limit in conditions
-    )
+def _fails(item: Comparison, conditions: Sequence[tuple[str, float | None]], within: float) -> bool:
+    for verdict, limit in conditions:
+        share_of = within if limit is None else limit
+        if verdict == "unsure":
+            if item.verdict == "unsure":
+                return True
+        elif item.is_slower(share_of) if verdict == "slower" else item.is_faster(share_of):
+            return True
+    return False
 
 
 def _name(item: Comparison) -> str:
@@ -169,6 +173,11 @@ def _print(
     ]
     titles = ("name", "base us", "new us", "repetitions", "change", "low", "high", "effect", "verdict")
     print_table((f"change of time; same: within {100 * within:g} %", titles, cells))
+    if "launch" in (base.unit, new.unit):
+        print(
+            "\nThe intervals are over launches within a run; what differs from run to run is not in them.\n"
+            "To have that in them too, give a directory of several runs for each side, measured in turns."
+        )
     if any(item.verdict == "unsure" for item in found):
         print("\nunsure: not enough data; measure with more --launches, or several runs a side")
     if differences:

@@ -80,7 +80,8 @@ class Comparison:
     effect : float or None
         The difference of the logarithms in units of their pooled standard deviation.
     verdict : str
-        ``slower``, ``faster``, ``same`` or ``unsure`` (not enough data).
+        ``same``: the whole interval is within the given share. ``slower``, ``faster``: the ratio is beyond the share,
+        and the interval beyond 1. ``unsure``: not enough data.
     multimodal : str
         ``base``, ``new``, ``both`` or nothing.
     """
@@ -96,6 +97,14 @@ class Comparison:
     effect: float | None
     verdict: str
     multimodal: str
+
+    def is_slower(self, share: float) -> bool:
+        """Whether it is slower beyond chance, and by `share` at least."""
+        return self.low is not None and self.low > 1 and self.ratio >= 1 + share
+
+    def is_faster(self, share: float) -> bool:
+        """Whether it is faster beyond chance, and by `share` at least."""
+        return self.high is not None and self.high < 1 and self.ratio <= 1 / (1 + share)
 
 
 # ---- Reading
@@ -278,17 +287,19 @@ def _compare(
         low=low,
         high=high,
         effect=effect,
-        verdict=_verdict(low, high, within),
+        verdict=_verdict(math.exp(difference), low, high, within),
         multimodal=multimodal,
     )
 
 
-def _verdict(low: float | None, high: float | None, within: float) -> str:
+def _verdict(ratio: float, low: float | None, high: float | None, within: float) -> str:
     if low is None or high is None:
         return "unsure"
     if 1 / (1 + within) <= low and high <= 1 + within:
         return "same"
-    return "slower" if low > 1 else "faster" if high < 1 else "unsure"
+    if low > 1 and ratio > 1 + within:
+        return "slower"
+    return "faster" if high < 1 and ratio < 1 / (1 + within) else "unsure"
 
 
 def t_quantile(freedom: float, probability: float) -> float:

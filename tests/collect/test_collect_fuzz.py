@@ -40,7 +40,7 @@ content = st.tuples(
 ).map(lambda parts: parts[1].join(parts[0]) + (parts[1] if parts[2] else b""))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(content, min_size=1, max_size=3))
 def test_the_reader_keeps_every_good_line(contents: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as name, Store(threads=1) as store:
@@ -65,7 +65,7 @@ def test_the_reader_keeps_every_good_line(contents: list[bytes]) -> None:
         assert reading.lines == kept.total()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, sum(map(len, LINES)) + len(LINES)), content)
 def test_the_program_comes_to_its_end(cut: int, junk: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
