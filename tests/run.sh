@@ -160,14 +160,19 @@ mpi_suite() {
     pytest_suite "$1" env "PATH=$2/bin:$PATH" "$2/bin/mpirun" -n "$3" "$2/bin/python" -m pytest tests/mpi --with-mpi
 }
 
+# install_package COMMAND PACKAGE: as root on Debian and its kin, if it is not there.
+install_package() {
+    if ! command -v "$1" >/dev/null && ((EUID == 0)) && command -v apt-get >/dev/null; then
+        say "installing $2"
+        { apt-get update -qq && apt-get install -y -qq "$2"; } >>"$RESULTS/apt.log" 2>&1 </dev/null
+    fi
+}
+
 lint() {
     check ruff "$OMPI/bin/ruff" check .
     check format "$OMPI/bin/ruff" format --check .
     check mypy "$OMPI/bin/mypy"
-    if ! command -v shellcheck >/dev/null && ((EUID == 0)) && command -v apt-get >/dev/null; then
-        say "installing shellcheck"
-        { apt-get update -qq && apt-get install -y -qq shellcheck; } >"$RESULTS/apt.log" 2>&1 </dev/null
-    fi
+    install_package shellcheck shellcheck
     local scripts=()
     mapfile -t scripts < <(find .ci/run jobs tests -name '*.sh' -o -path .ci/run)
     if command -v shellcheck >/dev/null; then
@@ -184,6 +189,9 @@ lint
 if [[ $MODE != lint ]]; then
     # The single-process tests need it too, for an mpirun of another MPI.
     make_mpi_venv "$MPICH" mpich && export HPCCOLL_TEST_MPICH=$MPICH
+    # The report is looked at in a browser. Without one its tests are skipped with that reason, in CI they fail.
+    install_package chromium chromium
+    command -v chromium >/dev/null || SUMMARY+=("$(printf '%-14s %6s  %s' chromium - 'not installed: the report is not looked at')")
     pytest_suite plain "$PY" -m pytest tests --ignore=tests/mpi
     if [[ $MODE == quick ]]; then
         mpi_suite ompi-2 "$OMPI" 2
