@@ -164,7 +164,7 @@ mpi_suite() {
 install_package() {
     if ! command -v "$1" >/dev/null && ((EUID == 0)) && command -v apt-get >/dev/null; then
         say "installing $2"
-        { apt-get update -qq && apt-get install -y -qq "$2"; } >>"$RESULTS/apt.log" 2>&1 </dev/null
+        { timeout 120 apt-get update -qq && timeout 480 apt-get install -y -qq "$2"; } >>"$RESULTS/apt.log" 2>&1 </dev/null
     fi
 }
 

@@ -63,6 +63,9 @@ def test_the_collector_agrees_with_the_program(
             "busbw_gb_per_s",
         )
         for name in names:
+            if expected[name] is None:
+                assert getattr(row, name) is None, name
+                continue
             # Aligned clocks run at rank 0's pace, the program's durations at that of each rank.
             assert getattr(row, name) == pytest.approx(expected[name], rel=1e-3, abs=0.05), name
         assert row.flags == expected["flags"]
