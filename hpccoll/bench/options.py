@@ -344,7 +344,7 @@ def _check_packages(options: Options) -> None:
     """An engine that is missing is left out; of the only one that is wanted the reason comes at once."""
     if options.engines == ("torch",) and importlib.util.find_spec("torch") is None:
         raise UsageError("--engine torch needs PyTorch: pip install 'hpccoll[torch]'")
-    if set(options.engines) <= TORCH_ENGINES:
+    if TORCH_ENGINES & set(options.engines):
         return
     foreign = [dtype.name for dtype in options.dtypes if dtype.needs_ml_dtypes]
     if foreign and not options.every_dtype and importlib.util.find_spec("ml_dtypes") is None:

@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from bench_support import MOVES, REDUCTIONS, VERIFIED, rows, run_several
 from conftest import Mpirun, launch_environment, run_mpi
 from mpi_plugin import need
 
-from hpccoll.bench.engines.c_engine import compile_loop, find_mpicc
+from hpccoll.bench.engines import c_engine
+from hpccoll.bench.engines.c_engine import compile_loop, find_mpicc, loaded_mpi
 from hpccoll.bench.options import ENGINES
 
 EVERY = (*MOVES, *REDUCTIONS, "barrier")
@@ -23,7 +25,7 @@ INJECTED = Path(__file__).with_name("injected.py")
 
 def mpicc() -> str:
     """The compiler wrapper of this environment's MPI, if it and a compiler are there."""
-    found = find_mpicc(Path("/nowhere"))
+    found = find_mpicc([Path(sys.prefix, "lib", "libmpi.so")])
     if found is None or shutil.which("cc") is None:
         pytest.skip("there is no mpicc, or no C compiler")
     return found
@@ -90,10 +92,23 @@ def test_mpicc_beside_the_loaded_library(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "bin" / "mpicc").touch(0o755)
     maps = tmp_path / "maps"
     maps.write_text(f"7f00-7f01 r-xp 00000000 08:01 7 {tmp_path}/lib/libmpi.so.40\n")
-    assert find_mpicc(maps) == str(tmp_path / "bin" / "mpicc")
+    assert find_mpicc(loaded_mpi(maps)) == str(tmp_path / "bin" / "mpicc")
     monkeypatch.setenv("PATH", "/nowhere")
     maps.write_text("7f00-7f01 r-xp 00000000 08:01 7 /nowhere/at/all/lib/libmpi.so.40\n")
-    assert find_mpicc(maps) is None
+    assert find_mpicc(loaded_mpi(maps)) is None
+
+
+def test_mpicc_of_another_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library is never loaded into this process."""
+    other = tmp_path / "mpicc"
+    find_output = 'while [ "$1" != -o ]; do shift; done'
+    program = r"printf '#!/bin/sh\necho Some MPI 7\n'"
+    other.write_text(f'#!/bin/sh\n{find_output}\n{program} >"$2"; chmod +x "$2"\n')
+    other.chmod(0o755)
+    monkeypatch.setattr(c_engine, "find_mpicc", lambda libraries: str(other))
+    said = c_engine._compiled()
+    assert isinstance(said, str)
+    assert "belongs to another MPI: 'Some MPI 7', and mpi4py runs on " in said
 
 
 def test_what_the_compiler_says(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_ratio_is_of_the_rounds() -> None:
     [
         ({}, True),
         ({"last_share": 0.5}, False),  # by chance, of two ranks
-        ({"iterations": 9}, False),
+        ({"iterations": 29}, False),
         ({"clock_uncertainty_us": 60.0}, False),
         ({"last_after_us": 9.0}, False),  # the others hardly wait for it
         ({"time_us": None}, False),
@@ -217,7 +217,7 @@ def test_order_of_sets() -> None:
 def test_screen() -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=200, color_system=None)
-    columns = columns_of(ALLREDUCE, several=True, wide=False)
+    columns = columns_of(ALLREDUCE, engines=("numpy", "c"), wide=False)
     screen = Screen(columns, total=4, console=console)
     screen.start()
     for number in range(100):

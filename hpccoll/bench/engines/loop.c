@@ -48,6 +48,15 @@ void hpccoll_library(char *text, int64_t size) {
     text[size - 1] = 0;
 }
 
+#ifdef HPCCOLL_MAIN
+#include <stdio.h>
+int main(void) {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    hpccoll_library(text, sizeof text);
+    return puts(text) < 0;
+}
+#endif
+
 int64_t hpccoll_sizes(void) { return (int64_t)(sizeof(MPI_Comm) | sizeof(MPI_Datatype) << 8 | sizeof(MPI_Op) << 16); }
 
 /* Makes the call `calls` times; clock[0] and clock[1] are before the first and after the last. Returns the MPI error
