@@ -39,7 +39,7 @@ class DType(NamedTuple):
         ``"bool"``, ``"int"``, ``"float"``, ``"half"``, ``"complex"``, or ``"opaque"`` for what can only be
         moved.
     mpi : MPI.Datatype or None
-        The type in which MPI reduces it; None for half and opaque ones.
+        The type in which MPI reduces it, for half ones by operations of our own; None for opaque ones.
     """
 
     name: str
@@ -60,8 +60,8 @@ _DTYPES = {
         DType("uint16", 2, "int", MPI.UINT16_T),
         DType("uint32", 4, "int", MPI.UINT32_T),
         DType("uint64", 8, "int", MPI.UINT64_T),
-        DType("float16", 2, "half", None),
-        DType("bfloat16", 2, "half", None),
+        DType("float16", 2, "half", MPI.UINT16_T),
+        DType("bfloat16", 2, "half", MPI.UINT16_T),
         DType("float32", 4, "float", MPI.FLOAT),
         DType("float64", 8, "float", MPI.DOUBLE),
         DType("longdouble", np.dtype(np.longdouble).itemsize, "float", MPI.LONG_DOUBLE),
