@@ -354,15 +354,21 @@ def direct(x: Any, out: Any, blocks: int = 0) -> tuple[Any, Any, int, DType] | N
         return None
     if not (out.is_cpu and out.is_contiguous()) or out.is_neg() or out.dtype is not kind:
         return None
-    second, out_size = out.data_ptr(), out.numel() * dtype.itemsize
+    second, count = out.data_ptr(), out.numel()
     if x is out:
-        return (None, _address(second, out_size), out.numel(), dtype) if not blocks else None
-    if not (x.is_cpu and x.is_contiguous()) or x.is_neg() or not _shapes_fit(x, out, blocks):
+        return (None, _address(second, count * dtype.itemsize), count, dtype) if not blocks else None
+    if not (x.is_cpu and x.is_contiguous()) or x.is_neg():
         return None
-    count = x.numel()
-    first, size = x.data_ptr(), count * dtype.itemsize
-    if first + size <= second or second + out_size <= first:
-        return _address(first, size), _address(second, out_size), count if blocks >= 0 else out.numel(), dtype
+    first = x.data_ptr()
+    if not blocks:
+        size = out_size = count * dtype.itemsize
+        fits = x.shape == out.shape
+    else:
+        size, out_size = x.nbytes, out.nbytes
+        fits = _shapes_fit(x, out, blocks)
+        count = min(count, x.numel())
+    if fits and (first + size <= second or second + out_size <= first):
+        return _address(first, size), _address(second, out_size), count, dtype
     return None
 
 
