@@ -23,7 +23,7 @@ from mpi4py import MPI
 from hpccoll import transport
 from hpccoll.buffers import Buffer, scratch
 
-EXCHANGE_BLOCK_BYTES = 64 * 1024
+EXCHANGE_BLOCK_BYTES = 128 * 1024
 """Size of one rank's block from which on the exchange is taken (docs/performance.md has the measurement)."""
 
 _INBOX_BYTES = 4 * 1024 * 1024
