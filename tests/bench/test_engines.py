@@ -15,8 +15,10 @@ from bench_support import MOVES, REDUCTIONS, VERIFIED, rows, run_several
 from conftest import Mpirun, launch_environment, run_mpi
 from mpi_plugin import need
 
+from hpccoll.bench.case import Buffers, Place
 from hpccoll.bench.engines import c_engine
 from hpccoll.bench.engines.c_engine import compile_loop, find_mpicc, loaded_mpi
+from hpccoll.bench.engines.torch_engine import TorchEngine
 from hpccoll.bench.options import ENGINES
 
 EVERY = (*MOVES, *REDUCTIONS, "barrier")
@@ -127,11 +129,11 @@ def test_c_engine_against_a_benchmark_of_its_own(tmp_path: Path) -> None:
     source = Path(__file__).with_name("independent.c")
     subprocess.run([mpicc(), "-O2", "-o", program, source], check=True, timeout=60, env=launch_environment(2))
     theirs, ours = [], []
-    for turn in range(3):
-        done = run_mpi_program(program, "65536", "300")
+    for turn in range(2):
+        done = run_mpi_program(program, "65536", "100")
         theirs.append(float(done.stdout.split()[0]))
         document = tmp_path / f"{turn}.json"
-        line = f"-m hpccoll.allreduce -b 64K -e 64K -n 300 --batch 1 --engine c --json {document}"
+        line = f"-m hpccoll.allreduce -b 64K -e 64K -n 100 --batch 1 --engine c --json {document}"
         run_mpi(2, *line.split())
         ours.append(json.loads(document.read_text())["rows"][0]["time_min_us"])
     assert 0.5 < min(ours) / min(theirs) < 2, (ours, theirs)
@@ -141,6 +143,50 @@ def run_mpi_program(program: Path, *args: str) -> subprocess.CompletedProcess[st
     """`run_mpi` starts Python; this becomes the program at once."""
     code = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
     return run_mpi(2, "-c", code, program, *args)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_calls_on_copies_in_gpu_memory(monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
+    """The nccl engine, with memory that is none of a GPU: input and result travel outside the timed region."""
+    need("torch")
+    import torch
+    import torch.distributed as dist
+
+    waits: list[str] = []
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        engine = TorchEngine("nccl")
+        engine._group = dist.group.WORLD
+        recv = torch.zeros(4)
+        send = recv if in_place else torch.zeros(4)
+        bound = engine.bind("allreduce", None, Buffers(send, recv, "sum", Place(0, 1, 0), in_place))
+        for value in (3.0, 5.0):
+            recv.fill_(-1)
+            send.fill_(value)
+            bound.load()
+            waits.clear()
+            start, end = bound.timed(2)
+            assert start < end
+            assert waits == ["wait", "wait"]
+            if not in_place:
+                assert recv.tolist() == [-1.0] * 4
+            bound.unload()
+            assert recv.tolist() == [value] * 4
+    finally:
+        dist.destroy_process_group()
+
+
+def test_engines_without_a_gpu(mpirun: Mpirun) -> None:
+    need("torch")
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = mpirun(2, "-m", "hpccoll.allreduce", "--engine", "nccl", check=False)
+    assert done.returncode == 2
+    assert "argument --engine: nccl is not available: " in done.stderr
 
 
 # ---- Options of the measurement
