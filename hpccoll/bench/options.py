@@ -66,7 +66,6 @@ class Options:
     roots : tuple of int
     in_place : bool
     engines : tuple of str
-    every_engine : bool
     mode : str
         ``barrier``, ``window`` or ``pipelined``.
     barrier : str
@@ -103,7 +102,6 @@ class Options:
     every_root: bool
     in_place: bool
     engines: tuple[str, ...]
-    every_engine: bool
     mode: str
     barrier: str
     batch: int | None
@@ -235,7 +233,6 @@ def parse(case: Case, argv: Sequence[str] | None) -> Options:
         every_root=given_root == "all",
         in_place=given.get("in_place", False),
         engines=ENGINES if engines == ("all",) else tuple(dict.fromkeys(engines)),
-        every_engine=engines == ("all",),
         mode=given["mode"],
         barrier=given["barrier"],
         batch=given["batch"],
@@ -268,6 +265,8 @@ def _check_combinations(case: Case, options: Options) -> None:
         raise UsageError(f"{what} repeats a call on its own result; leave out --in-place")
     if options.batch == 1 and options.mode == "pipelined":
         raise UsageError("--mode pipelined needs a --batch of 2 calls or more")
+    if options.json == options.csv == "-":
+        raise UsageError("--json - and --csv - cannot both have standard output")
     if options.writers == "node" and options.log_dir is None:
         raise UsageError("--writers needs --log-dir")
 

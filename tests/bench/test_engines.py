@@ -268,6 +268,22 @@ def test_slow_collective_is_a_tuning_hint(mpirun: Mpirun, tmp_path: Path) -> Non
     assert [row["wrong"] for row in found["rows"]] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("engine", ["c", "mpi4py", "gloo"])
+def test_compositions_give_the_result_of_the_collective(mpirun: Mpirun, tmp_path: Path, engine: str) -> None:
+    mpicc()
+    need("torch")
+    line = f"--engine {engine} --guidelines -b 96 -e 96 -n 6 --batch 1 --dtype int32"
+    allreduce = document_of(mpirun, tmp_path, f"allreduce --op max {line}", n=3)["rows"]
+    assert [row["engine"].partition(":")[2] for row in allreduce] == [
+        "", "reduce+broadcast", "reduce_scatter+allgather",
+    ]  # fmt: skip
+    allgather = document_of(mpirun, tmp_path, f"allgather {line}", n=3)["rows"]
+    assert [row["engine"] for row in allgather] == [engine, f"{engine}:gather+broadcast"]
+    assert {(row["wrong"], row["skipped"], row["iterations"]) for row in allreduce + allgather} == {
+        (0, None, 6)
+    }
+
+
 def test_composition_that_does_not_divide(mpirun: Mpirun, tmp_path: Path) -> None:
     found = document_of(mpirun, tmp_path, "allreduce -b 64 -e 64 -n 10 --guidelines", n=3)
     assert found["rows"][2]["skipped"] == "16 elements are no multiple of the 3 ranks"

@@ -51,14 +51,15 @@ class _Call(ctypes.Structure):
 
 
 class _CBound(Bound):
-    def __init__(self, run: Any, call: _Call, keep: Any) -> None:
-        self._run, self._call, self._keep = run, call, keep  # `keep`: the buffers that the addresses point to
+    def __init__(self, run: Any, calls: Sequence[_Call], keep: Any) -> None:
+        self._run, self.calls = run, calls
+        self.keep = keep  # the buffers that the addresses point to
+        self._parts = (_Call * len(calls))(*calls)
         self._clock = (ctypes.c_int64 * 2)()
-        self._reference = ctypes.byref(call)
         super().__init__(lambda: self.timed(1))
 
     def timed(self, calls: int) -> tuple[int, int]:
-        error = self._run(self._reference, calls, self._clock)
+        error = self._run(self._parts, len(self._parts), calls, self._clock)
         if error:
             raise TransferError(f"engine c: MPI reported error {error}: {MPI.Get_error_string(error)}")
         return self._clock[0], self._clock[1]
@@ -95,7 +96,7 @@ class CEngine(Engine):
         if library.hpccoll_sizes() != sizes[0] | sizes[1] << 8 | sizes[2] << 16:
             return "mpicc and mpi4py disagree on the size of MPI handles: they follow different ABIs"
         self._run = library.hpccoll_run
-        self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._run.restype = ctypes.c_int64
         return None
 
@@ -127,7 +128,13 @@ class CEngine(Engine):
             type=_bits(datatype),
             op=_bits(mpi_op(buffers.op)),
         )
-        return _CBound(self._run, call, (send, recv, comm))
+        return _CBound(self._run, [call], (send, recv, comm))
+
+    def chain(self, bounds: Sequence[Bound]) -> Bound:
+        parts: list[Any] = list(bounds)
+        return _CBound(
+            self._run, [call for part in parts for call in part.calls], [part.keep for part in parts]
+        )
 
 
 def _count(array: Any, collective: str) -> int:
