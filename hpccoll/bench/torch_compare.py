@@ -292,8 +292,8 @@ def _overlap(bench: Bench, sizes: Sequence[int]) -> Rows:
             work.wait()
 
     rows = []
-    balanced = _balanced_batch(bench, silent, communicate)
-    for batch in (max(1, balanced // 2), balanced, balanced * 2):
+    balanced = max(2, _balanced_batch(bench, silent, communicate))
+    for batch in (balanced // 2, balanced, balanced * 2):
         x = torch.randn(batch, _WIDTH)
         for _ in range(3):
             _forward_backward(model, x)
