@@ -36,9 +36,9 @@ def mpicc() -> str:
 @pytest.mark.parametrize("name", EVERY)
 def test_every_engine_makes_every_call(name: str) -> None:
     need("torch")
-    sized = " -b 1K -e 1K --dtype float32,int64"
+    sized = " -b 1K -e 1K --dtype int64"
     names = ("barrier",) if name == "barrier" else (*MOVES, *REDUCTIONS)
-    status, out = run_several(3, names, "--engine all -n 4 -w 1" + sized * (name != "barrier"))[name]
+    status, out = run_several(3, names, "--engine all -n 2 -w 1" + sized * (name != "barrier"))[name]
     assert status == 0, out
     assert out.splitlines()[-1].startswith(VERIFIED)
     wanted = {"mpi4py", "numpy", "torch", "torch-mpi", "gloo"} | ({"c"} if shutil.which("cc") else set())
@@ -57,7 +57,7 @@ IN_PLACE = ("allreduce", "reduce", "allgather", "gather", "alltoall")
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_every_engine_in_place(name: str) -> None:
     need("torch")
-    status, out = run_several(2, IN_PLACE, "--engine all --in-place -b 1K -e 1K -n 4 -w 1")[name]
+    status, out = run_several(2, IN_PLACE, "--engine all --in-place -b 1K -e 1K -n 2 -w 1")[name]
     assert status == 0, out
     assert {row["engine"] for row in rows(out) if row["wrong"] == "0"} >= {"mpi4py", "numpy", "torch"}
 
@@ -276,11 +276,11 @@ def test_compositions_give_the_result_of_the_collective(mpirun: Mpirun, tmp_path
     mpicc()
     need("torch")
     line = f"--engine {engine} --guidelines -b 96 -e 96 -n 6 --batch 1 --dtype int32"
-    allreduce = document_of(mpirun, tmp_path, f"allreduce --op max {line}", n=3)["rows"]
+    allreduce = document_of(mpirun, tmp_path, f"allreduce --op max {line}")["rows"]
     assert [row["engine"].partition(":")[2] for row in allreduce] == [
         "", "reduce+broadcast", "reduce_scatter+allgather",
     ]  # fmt: skip
-    allgather = document_of(mpirun, tmp_path, f"allgather {line}", n=3)["rows"]
+    allgather = document_of(mpirun, tmp_path, f"allgather {line}")["rows"]
     assert [row["engine"] for row in allgather] == [engine, f"{engine}:gather+broadcast"]
     assert {(row["wrong"], row["skipped"], row["iterations"]) for row in allreduce + allgather} == {
         (0, None, 6)
