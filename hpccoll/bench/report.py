@@ -40,6 +40,10 @@ def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:.1f}"
 
 
+def _samples(row: Row) -> str:
+    return str(row.iterations) if row.batch == 1 else f"{row.iterations}x{row.batch}"
+
+
 def _marks(row: Row) -> str:
     return "".join(flag[0].upper() for flag in row.flags.split(",") if flag) or "-"
 
@@ -62,8 +66,7 @@ def columns_of(case: Case, *, engines: Sequence[str], wide: bool) -> list[Column
         columns.append(Column("engine", "", max(map(len, engines)) + 1, lambda row: row.engine))
     columns += [
         Column("mode", "", 9, lambda row: row.mode),
-        Column("iters", "", 6, lambda row: str(row.iterations)),
-        Column("batch", "", 5, lambda row: str(row.batch)),
+        Column("iters", "", 8, _samples),
         Column("median", "us", 10, lambda row: _time(row.time_us)),
         Column("ci95", "+-%", 6, lambda row: _percent(row.ci_half_width)),
         Column("min", "us", 10, lambda row: _time(row.time_min_us)),
@@ -79,7 +82,7 @@ def columns_of(case: Case, *, engines: Sequence[str], wide: bool) -> list[Column
             Column("busbw", "GB/s", 9, lambda row: _number(row.busbw_gb_per_s)),
         ]
     columns += [Column("flags", "", 5, _marks), Column("wrong", "", 7, lambda row: str(row.wrong))]
-    hidden = (set() if wide else {"batch", "p95", "p99", "cv"}) | (set() if several else {"ratio"})
+    hidden = (set() if wide else {"p95", "p99", "cv"}) | (set() if several else {"ratio"})
     return [column for column in columns if column.title not in hidden]
 
 
