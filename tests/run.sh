@@ -11,7 +11,7 @@
 # .test-results/ too.
 #
 #     PYTHON=python3.12       the Python to make the environments with (python3)
-#     HPCCOLL_TEST_SUITE_S=N  seconds that one suite may take (900)
+#     HPCCOLL_TEST_SUITE_S=N  seconds that one suite may take (1500)
 set -uo pipefail
 
 { # bash reads this to the end before it starts, so that the file may change meanwhile
@@ -37,7 +37,7 @@ while (($#)); do
 done
 
 PYTHON=${PYTHON:-python3}
-SUITE_S=${HPCCOLL_TEST_SUITE_S:-900}
+SUITE_S=${HPCCOLL_TEST_SUITE_S:-1500}
 OMPI=$ROOT/.venv-test
 MPICH=$ROOT/.venv-test-mpich
 IMPI=$ROOT/.venv-test-impi
@@ -154,10 +154,11 @@ pytest_suite() {
     finish "$name" "$status" "$start"
 }
 
-# mpi_suite NAME VENV RANKS
+# mpi_suite NAME VENV RANKS OPTIONS...
 mpi_suite() {
     # The launcher of Intel MPI finds its parts through PATH.
-    pytest_suite "$1" env "PATH=$2/bin:$PATH" "$2/bin/mpirun" -n "$3" "$2/bin/python" -m pytest tests/mpi --with-mpi
+    pytest_suite "$1" env "PATH=$2/bin:$PATH" \
+        "$2/bin/mpirun" -n "$3" "$2/bin/python" -m pytest tests/mpi --with-mpi "${@:4}"
 }
 
 # install_package COMMAND PACKAGE: as root on Debian and its kin, if it is not there.
@@ -199,10 +200,12 @@ if [[ $MODE != lint ]]; then
         for ranks in 1 2 3 4; do
             mpi_suite "ompi-$ranks" "$OMPI" "$ranks"
         done
+        mpi_suite ompi-large "$OMPI" 2 -m large # messages beyond 2**31 - 1 elements: 5 GB of memory
         if [[ -n ${HPCCOLL_TEST_MPICH:-} ]]; then
             for ranks in 2 3; do
                 mpi_suite "mpich-$ranks" "$MPICH" "$ranks"
             done
+            mpi_suite mpich-large "$MPICH" 2 -m large
         else
             check mpich false
         fi

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import hpccoll
-from hpccoll import records
 from hpccoll.records import (
     FIELDS,
     SCHEMA,
@@ -162,7 +161,7 @@ def test_line_after_a_full_disk_begins_anew(tmp_path: Path, monkeypatch: pytest.
 
     path = tmp_path / "x"
     with RecordWriter(path) as log:
-        monkeypatch.setattr(records.os, "write", full)
+        monkeypatch.setattr(os, "write", full)
         with pytest.raises(OSError, match="No space"):
             log.write(SAMPLE)
         log.write(SAMPLE)

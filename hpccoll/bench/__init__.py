@@ -5,7 +5,7 @@ Modules, from the ones that need nothing to the ones that need MPI:
 ``case``        what is particular to a collective (how many blocks, who sends what, bandwidth factor)
 ``dtypes``      names, sizes and bit patterns of the dtypes
 ``guidelines``  what a collective should not be slower than
-``options``     the shared command line, parsed before MPI is started
+``options``     the shared command line, parsed before MPI is started; ``converters`` its types
 ``pattern``     the input values and the closed-form expected values
 ``storage``     guarded, poisoned buffers and their comparison
 ``rotation``    several sets of them, for cold caches

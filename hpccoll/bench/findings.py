@@ -18,7 +18,7 @@ from hpccoll.units import format_bytes, format_time_us
 
 __all__ = ["Findings", "find", "late_ranks", "read_model"]
 
-_LATE_SHARE = 0.5
+_LATE_SHARE, _LATE_SAMPLES = 0.5, 30
 
 
 class Findings:
@@ -79,7 +79,7 @@ def _stands_out(row: Row) -> bool:
     after, share = row.last_after_us or 0.0, row.last_share or 0.0
     return (
         share > _LATE_SHARE
-        and row.iterations >= 10
+        and row.iterations >= _LATE_SAMPLES
         and after > 2 * (row.clock_uncertainty_us or 0.0)
         and after > 0.5 * (row.time_us or 0.0)
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hpccoll.bench.case import Case
+from hpccoll.bench.converters import numbers, percent, root, seconds, size_option, whole, words
 from hpccoll.bench.dtypes import DTYPES, DType
 from hpccoll.bench.guidelines import COMPOSITIONS
 from hpccoll.environment import is_first_rank
-from hpccoll.units import parse_bytes
 
 __all__ = [
     "ENGINES",
@@ -66,7 +66,6 @@ class Options:
     roots : tuple of int
     in_place : bool
     engines : tuple of str
-    every_engine : bool
     mode : str
         ``barrier``, ``window`` or ``pipelined``.
     barrier : str
@@ -103,7 +102,6 @@ class Options:
     every_root: bool
     in_place: bool
     engines: tuple[str, ...]
-    every_engine: bool
     mode: str
     barrier: str
     batch: int | None
@@ -123,72 +121,6 @@ class Options:
     log_dir: str | None
     writers: str
     max_samples: int
-
-
-def size_option(text: str) -> int:
-    """argparse type: a number of bytes with K, M or G."""
-    try:
-        return parse_bytes(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """argparse type: a whole number of at least `least`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"a whole number is expected, got {text!r}") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
-        return value
-
-    return convert
-
-
-def _words(valid: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """argparse type: one or several of `valid`, separated by commas, or ``all``."""
-
-    def convert(text: str) -> tuple[str, ...]:
-        words = tuple(text.split(","))
-        for word in words:
-            if word not in valid and text != "all":
-                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(valid)}")
-        return words
-
-    return convert
-
-
-def _percent(text: str) -> float:
-    """argparse type: ``2%`` as 0.02."""
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 100:
-        raise argparse.ArgumentTypeError(f"a percentage like 2% is expected, got {text!r}")
-    return value / 100
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is expected, got {text!r}")
-    return value
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """argparse type: whole numbers from 2 on, separated by commas."""
-    return tuple(whole(2)(word) for word in text.split(","))
-
-
-def _root(text: str) -> int | str:
-    return text if text == "all" else whole(0)(text)
 
 
 def parse_sizes(smallest: int, largest: int, factor: int) -> Iterator[int]:
@@ -221,17 +153,17 @@ def _add_calls(group: Any, case: Case) -> None:
         add("-e", "--max-bytes", type=size_option, default="16M", metavar="SIZE", help="largest (16M)")
         add("-f", "--factor", type=whole(2), default=2, metavar="N", help="from one size to the next (2)")
         dtypes = f"{several} {', '.join(DTYPES)} (float32)"
-        add("--dtype", type=_words(tuple(DTYPES)), default="float32", metavar="DTYPE", help=dtypes)
+        add("--dtype", type=words(tuple(DTYPES)), default="float32", metavar="DTYPE", help=dtypes)
     if case.takes_op:
-        add("--op", type=_words(OPS), default="sum", metavar="OP", help=f"{several} {', '.join(OPS)} (sum)")
+        add("--op", type=words(OPS), default="sum", metavar="OP", help=f"{several} {', '.join(OPS)} (sum)")
     if case.takes_root:
-        add("--root", type=_root, default=0, metavar="RANK", help="root of the collective, or all (0)")
+        add("--root", type=root, default=0, metavar="RANK", help="root of the collective, or all (0)")
     if case.in_place:
         add("--in-place", action="store_true", help="the result overwrites the input")
     if case.sized:
         add("--max-memory", type=size_option, metavar="SIZE", help="skip rows that need more per rank")
     engines = f"{several} {', '.join(ENGINES)} (numpy); ratios are to the first"
-    add("--engine", type=_words(ENGINES), default="numpy", metavar="ENGINE", help=engines)
+    add("--engine", type=words(ENGINES), default="numpy", metavar="ENGINE", help=engines)
     if case.name in COMPOSITIONS:
         parts = " and ".join("+".join(parts) for parts in COMPOSITIONS[case.name])
         add("--guidelines", action="store_true", help=f"time {parts} too; it should not be faster")
@@ -247,10 +179,8 @@ def _add_timing(group: Any, case: Case) -> None:
     add("--barrier", choices=kinds, default="library", help="MPI's own, or messages of ours (library)")
     add("--batch", type=whole(1), metavar="N", help="calls per sample (chosen by the clock's resolution)")
     add("--launches", type=whole(1), default=1, metavar="K", help="repeat all, sizes in random order (1)")
-    add("--target-ci", type=_percent, metavar="P%", help="go on until the interval is median +- P %%")
-    add(
-        "--max-seconds", type=_seconds, default=10.0, metavar="S", help="but no longer than this per row (10)"
-    )
+    add("--target-ci", type=percent, metavar="P%", help="go on until the interval is median +- P %%")
+    add("--max-seconds", type=seconds, default=10.0, metavar="S", help="but no longer than this per row (10)")
     if case.sized:
         add(
             "--rotate-buffers",
@@ -266,7 +196,7 @@ def _add_output(group: Any, case: Case) -> None:
     add("--wide", action="store_true", help="more columns: percentiles, variation")
     if case.sized:
         add("--fit", action="store_true", help="latency and bandwidth from the rows, by segments")
-    add("--predict", type=_numbers, default=(), metavar="N,N", help="what the fit says of N ranks: a model")
+    add("--predict", type=numbers, default=(), metavar="N,N", help="what the fit says of N ranks: a model")
     add("--model", metavar="FILE", help="JSON of a run on fewer ranks: compare this run with its prediction")
     add("--json", metavar="FILE", help="also write header and rows as JSON; - is standard output")
     add("--csv", metavar="FILE", help="also write the rows as a table for other programs")
@@ -289,7 +219,7 @@ def parse(case: Case, argv: Sequence[str] | None) -> Options:
     smallest, largest = given.get("min_bytes", 0), given.get("max_bytes", 0)
     if smallest > largest:
         raise UsageError(f"--min-bytes {smallest} is more than --max-bytes {largest}")
-    dtypes, ops, root = given.get("dtype", ("uint8",)), given.get("op", (None,)), given.get("root", 0)
+    dtypes, ops, given_root = given.get("dtype", ("uint8",)), given.get("op", (None,)), given.get("root", 0)
     engines = given["engine"]
     options = Options(
         sizes=tuple(parse_sizes(smallest, largest, given.get("factor", 2))) if case.sized else (0,),
@@ -299,11 +229,10 @@ def parse(case: Case, argv: Sequence[str] | None) -> Options:
         ops=OPS if ops == ("all",) else ops,
         every_op=ops == ("all",),
         every_dtype=dtypes == ("all",),
-        roots=(0,) if root == "all" else (root,),
-        every_root=root == "all",
+        roots=(0,) if given_root == "all" else (given_root,),
+        every_root=given_root == "all",
         in_place=given.get("in_place", False),
         engines=ENGINES if engines == ("all",) else tuple(dict.fromkeys(engines)),
-        every_engine=engines == ("all",),
         mode=given["mode"],
         barrier=given["barrier"],
         batch=given["batch"],
@@ -336,6 +265,8 @@ def _check_combinations(case: Case, options: Options) -> None:
         raise UsageError(f"{what} repeats a call on its own result; leave out --in-place")
     if options.batch == 1 and options.mode == "pipelined":
         raise UsageError("--mode pipelined needs a --batch of 2 calls or more")
+    if options.json == options.csv == "-":
+        raise UsageError("--json - and --csv - cannot both have standard output")
     if options.writers == "node" and options.log_dir is None:
         raise UsageError("--writers needs --log-dir")
 
@@ -344,7 +275,7 @@ def _check_packages(options: Options) -> None:
     """An engine that is missing is left out; of the only one that is wanted the reason comes at once."""
     if options.engines == ("torch",) and importlib.util.find_spec("torch") is None:
         raise UsageError("--engine torch needs PyTorch: pip install 'hpccoll[torch]'")
-    if set(options.engines) <= TORCH_ENGINES:
+    if TORCH_ENGINES & set(options.engines):
         return
     foreign = [dtype.name for dtype in options.dtypes if dtype.needs_ml_dtypes]
     if foreign and not options.every_dtype and importlib.util.find_spec("ml_dtypes") is None:

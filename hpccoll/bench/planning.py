@@ -34,7 +34,7 @@ class Plan:
 
 
 def make_plans(case: Case, options: Options, kind: str, size: int) -> Iterator[Plan]:
-    """The rows of a run on `size` ranks, in the order of the table; `kind` is the first engine's kind of buffer.
+    """The rows of a run on `size` ranks, in the order of the table; `kind` is ``torch`` if any engine takes tensors.
 
     Raises
     ------

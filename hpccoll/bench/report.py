@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from hpccoll.bench.case import Case
-from hpccoll.bench.guidelines import COMPOSITIONS
 from hpccoll.bench.results import Header, Row, write_aside
 
 __all__ = ["Column", "Printer", "Report", "columns_of", "conditions", "on_terminal"]
@@ -41,12 +40,17 @@ def _percent(value: float | None) -> str:
     return "n/a" if value is None else f"{100 * value:.1f}"
 
 
+def _samples(row: Row) -> str:
+    return str(row.iterations) if row.batch == 1 else f"{row.iterations}x{row.batch}"
+
+
 def _marks(row: Row) -> str:
     return "".join(flag[0].upper() for flag in row.flags.split(",") if flag) or "-"
 
 
-def columns_of(case: Case, *, several: bool, wide: bool) -> list[Column]:
-    """The columns that mean something for `case`; `several` engines have their names and ratios."""
+def columns_of(case: Case, *, engines: Sequence[str], wide: bool) -> list[Column]:
+    """The columns that mean something for `case`; several engines have their names and ratios."""
+    several = len(engines) > 1
     columns = []
     if case.sized:
         columns += [
@@ -59,11 +63,10 @@ def columns_of(case: Case, *, several: bool, wide: bool) -> list[Column]:
     if case.takes_root:
         columns.append(Column("root", "", 5, lambda row: str(row.root)))
     if several:
-        columns.append(Column("engine", "", 31 if case.name in COMPOSITIONS else 10, lambda row: row.engine))
+        columns.append(Column("engine", "", max(map(len, engines)) + 1, lambda row: row.engine))
     columns += [
         Column("mode", "", 9, lambda row: row.mode),
-        Column("iters", "", 6, lambda row: str(row.iterations)),
-        Column("batch", "", 5, lambda row: str(row.batch)),
+        Column("iters", "", 8, _samples),
         Column("median", "us", 10, lambda row: _time(row.time_us)),
         Column("ci95", "+-%", 6, lambda row: _percent(row.ci_half_width)),
         Column("min", "us", 10, lambda row: _time(row.time_min_us)),
@@ -79,7 +82,7 @@ def columns_of(case: Case, *, several: bool, wide: bool) -> list[Column]:
             Column("busbw", "GB/s", 9, lambda row: _number(row.busbw_gb_per_s)),
         ]
     columns += [Column("flags", "", 5, _marks), Column("wrong", "", 7, lambda row: str(row.wrong))]
-    hidden = (set() if wide else {"batch", "p95", "p99", "cv"}) | (set() if several else {"ratio"})
+    hidden = (set() if wide else {"p95", "p99", "cv"}) | (set() if several else {"ratio"})
     return [column for column in columns if column.title not in hidden]
 
 
@@ -145,8 +148,10 @@ class Report(Printer):
         Whether a progress bar is wanted on a terminal.
     to_stderr
         Standard output is taken by a document.
-    several, wide
-        Columns for several engines; more columns.
+    engines
+        Their names; several have columns of their own.
+    wide
+        Whether there are more columns.
     """
 
     def __init__(
@@ -156,22 +161,23 @@ class Report(Printer):
         *,
         progress: bool,
         to_stderr: bool,
-        several: bool = False,
+        engines: Sequence[str] = (),
         wide: bool = False,
     ) -> None:
         super().__init__(sys.stderr if to_stderr else sys.stdout)
-        self._columns = columns_of(case, several=several, wide=wide)
-        self._several = several
+        self._columns = columns_of(case, engines=engines, wide=wide)
         self._screen: Any = None
         if not to_stderr and on_terminal() and importlib.util.find_spec("rich") is not None:
             from hpccoll.bench.screen import Screen
 
             self._screen = Screen(self._columns, total if progress else None)
 
-    def header(self, header: Header) -> None:
-        """Print the conditions of the run and the column titles."""
+    def header(self, header: Header, missing: Mapping[str, str] | None = None) -> None:
+        """Print the conditions of the run, why engines are `missing`, and the column titles."""
         for text in conditions(header):
             self.line(text)
+        for name, reason in (missing or {}).items():
+            self.line(f"# engine {name} is not available: {reason}")
         self.line(
             "# times: per call the slowest rank; of these the median, its 95 % interval, least and most"
         )

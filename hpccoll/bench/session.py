@@ -61,14 +61,36 @@ class Session:
     # ---- The whole run
 
     def run(self) -> int:
-        """Sweep, verify, report; returns the exit status. What rank 0 alone writes may fail there alone."""
+        """Sweep, verify, report; returns the exit status. What rank 0 alone writes may fail there alone.
+
+        Raises
+        ------
+        UsageError
+            On every rank, before anything was measured.
+        """
+        try:
+            status = self._run()
+        except UsageError:
+            self._close()
+            raise
+        self._close()
+        return _OK if status in ("ok", "stopped") else _FAILED
+
+    def _close(self) -> None:
+        for engine in self._opened:
+            engine.close()
+        self.control.Barrier()
+        self.node.Free()
+        self.control.Free()
+
+    def _run(self) -> str:
         options = self.options
         for option, target in (("--json", options.json), ("--csv", options.csv)):
             check_target(option, target, self.control)
         model = self._model()
-        kind = "torch" if options.engines[0].startswith(("torch", "gloo", "nccl")) else "numpy"
-        plans = list(make_plans(self.case, options, kind, self.comm.size))
         engines, missing = self._engines()
+        kind = "torch" if any(engine.kind == "torch" for engine in engines) else "numpy"
+        plans = list(make_plans(self.case, options, kind, self.comm.size))
         limit = memory_limit(options, self.control, self.node)
         header = gather_header(self.case.name, ", ".join(e.name for e in engines), options.mode, self.control)
         self._flags = self.control.bcast(None if header is None else header.flags)
@@ -84,12 +106,7 @@ class Session:
         status = self._close_log(status, report)
         if report is not None and header is not None:
             status = self._write(report, header, status, findings)
-        for engine in self._opened:
-            engine.close()
-        self.control.Barrier()
-        self.node.Free()
-        self.control.Free()
-        return _OK if status in ("ok", "stopped") else _FAILED
+        return status
 
     def _model(self) -> dict[str, Any] | None:
         """Read on rank 0; a file that is no good is an error on every rank."""
@@ -134,12 +151,10 @@ class Session:
             rows * options.launches,
             progress=options.progress,
             to_stderr="-" in (options.json, options.csv),
-            several=len(engines) > 1,
+            engines=[engine.name for engine in engines],
             wide=options.wide,
         )
-        report.header(header)
-        for name, reason in missing.items():
-            report.line(f"# engine {name} is not available: {reason}")
+        report.header(header, missing)
         return report
 
     # ---- The sweep

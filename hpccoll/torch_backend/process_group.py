@@ -797,12 +797,10 @@ def _join(tensors: Sequence[Any]) -> Any:
 
 def _hand_out(joined: Any, tensors: Sequence[Any]) -> None:
     """Copy consecutive parts of a flat tensor to where they belong."""
+    parts = joined.split([tensor.numel() for tensor in tensors])
     with torch.no_grad():
-        start = 0
-        for tensor in tensors:
-            count = tensor.numel()
-            tensor.copy_(joined[start : start + count].view(tensor.shape))
-            start += count
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part if tensor.dim() == 1 else part.view(tensor.shape))
 
 
 def _flat_target(output: Any) -> tuple[Any, Any]:

@@ -11,11 +11,12 @@ which is an ordinary registered backend, and put back the name that the user gav
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -34,7 +35,9 @@ _WITH_TAG = "_new_group_with_tag"
 
 _RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
-_state: dict[str, Any] = {"serves_mpi": False, "originals": {}}
+_APART = 1_000_000  # more groups than anybody makes
+
+_state: dict[str, Any] = {"serves_mpi": False, "originals": {}, "apart": {}}
 
 
 # ---- What this torch is
@@ -232,10 +235,27 @@ def _make_subgroup(original: Callable[..., Any], signature: inspect.Signature, a
     if asked != MPI:
         return original(*args, **kwargs)
     arguments["backend"] = OWN
-    group = original(**arguments)
+    with _counted_apart(arguments.get("ranks")):
+        group = original(**arguments)
     if hasattr(group, "adopt"):
         _rename(group, MPI)
     return group
+
+
+@contextlib.contextmanager
+def _counted_apart(ranks: Any) -> Iterator[None]:
+    """Keep a group that only its members make out of torch's count of groups.
+
+    torch names groups by that count, and gloo meets under the name: it has to stay alike on members and others.
+    """
+    world = c10d._world
+    key = tuple(sorted(ranks or ()))
+    count, world.group_count = world.group_count, _APART + _state["apart"].get(key, 0)
+    _state["apart"][key] = _state["apart"].get(key, 0) + 1
+    try:
+        yield
+    finally:
+        world.group_count = count
 
 
 def _split(original: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any) -> Any:
@@ -317,6 +337,19 @@ def _number(op: Any) -> int:
 
 number_of: Callable[[Any], int] = hash if _number_is_hash() else _number
 """The number of a ``ReduceOp``. Its hash is that number, and costs a third of asking for it."""
+
+
+def check_age() -> None:
+    """Raise on a torch that drops Python's part of an operation and then waits for it for ever (2.6 does).
+
+    Options that do not say whether the caller waits are the sign of such a version.
+    """
+    if not hasattr(dist.AllreduceOptions(), "asyncOp"):
+        raise RuntimeError(
+            f"torch {torch.__version__} is too old for the mpi backend: DDP would hang on it. Versions from 2.13 on "
+            "are tested"
+        )
+
 
 PREMUL_SUM = int(getattr(dist.ReduceOp.RedOpType, "PREMUL_SUM", -1))
 

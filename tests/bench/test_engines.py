@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from bench_support import MOVES, REDUCTIONS, VERIFIED, rows, run_several
 from conftest import Mpirun, launch_environment, run_mpi
 from mpi_plugin import need
 
-from hpccoll.bench.engines.c_engine import compile_loop, find_mpicc
+from hpccoll.bench.case import Buffers, Place
+from hpccoll.bench.engines import c_engine
+from hpccoll.bench.engines.c_engine import compile_loop, find_mpicc, loaded_mpi
+from hpccoll.bench.engines.torch_engine import TorchEngine
 from hpccoll.bench.options import ENGINES
 
 EVERY = (*MOVES, *REDUCTIONS, "barrier")
@@ -23,7 +27,7 @@ INJECTED = Path(__file__).with_name("injected.py")
 
 def mpicc() -> str:
     """The compiler wrapper of this environment's MPI, if it and a compiler are there."""
-    found = find_mpicc(Path("/nowhere"))
+    found = find_mpicc([Path(sys.prefix, "lib", "libmpi.so")])
     if found is None or shutil.which("cc") is None:
         pytest.skip("there is no mpicc, or no C compiler")
     return found
@@ -32,9 +36,9 @@ def mpicc() -> str:
 @pytest.mark.parametrize("name", EVERY)
 def test_every_engine_makes_every_call(name: str) -> None:
     need("torch")
-    sized = " -b 1K -e 1K --dtype float32,int64"
+    sized = " -b 1K -e 1K --dtype int64"
     names = ("barrier",) if name == "barrier" else (*MOVES, *REDUCTIONS)
-    status, out = run_several(3, names, "--engine all -n 4 -w 1" + sized * (name != "barrier"))[name]
+    status, out = run_several(3, names, "--engine all -n 2 -w 1" + sized * (name != "barrier"))[name]
     assert status == 0, out
     assert out.splitlines()[-1].startswith(VERIFIED)
     wanted = {"mpi4py", "numpy", "torch", "torch-mpi", "gloo"} | ({"c"} if shutil.which("cc") else set())
@@ -53,7 +57,7 @@ IN_PLACE = ("allreduce", "reduce", "allgather", "gather", "alltoall")
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_every_engine_in_place(name: str) -> None:
     need("torch")
-    status, out = run_several(2, IN_PLACE, "--engine all --in-place -b 1K -e 1K -n 4 -w 1")[name]
+    status, out = run_several(2, IN_PLACE, "--engine all --in-place -b 1K -e 1K -n 2 -w 1")[name]
     assert status == 0, out
     assert {row["engine"] for row in rows(out) if row["wrong"] == "0"} >= {"mpi4py", "numpy", "torch"}
 
@@ -90,10 +94,23 @@ def test_mpicc_beside_the_loaded_library(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "bin" / "mpicc").touch(0o755)
     maps = tmp_path / "maps"
     maps.write_text(f"7f00-7f01 r-xp 00000000 08:01 7 {tmp_path}/lib/libmpi.so.40\n")
-    assert find_mpicc(maps) == str(tmp_path / "bin" / "mpicc")
+    assert find_mpicc(loaded_mpi(maps)) == str(tmp_path / "bin" / "mpicc")
     monkeypatch.setenv("PATH", "/nowhere")
     maps.write_text("7f00-7f01 r-xp 00000000 08:01 7 /nowhere/at/all/lib/libmpi.so.40\n")
-    assert find_mpicc(maps) is None
+    assert find_mpicc(loaded_mpi(maps)) is None
+
+
+def test_mpicc_of_another_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library is never loaded into this process."""
+    other = tmp_path / "mpicc"
+    find_output = 'while [ "$1" != -o ]; do shift; done'
+    program = r"printf '#!/bin/sh\necho Some MPI 7\n'"
+    other.write_text(f'#!/bin/sh\n{find_output}\n{program} >"$2"; chmod +x "$2"\n')
+    other.chmod(0o755)
+    monkeypatch.setattr(c_engine, "find_mpicc", lambda libraries: str(other))
+    said = c_engine._compiled()
+    assert isinstance(said, str)
+    assert "belongs to another MPI: 'Some MPI 7', and mpi4py runs on " in said
 
 
 def test_what_the_compiler_says(tmp_path: Path) -> None:
@@ -107,25 +124,72 @@ def test_what_the_compiler_says(tmp_path: Path) -> None:
 
 
 def test_c_engine_against_a_benchmark_of_its_own(tmp_path: Path) -> None:
-    """The least times, which a busy machine disturbs least, agree within a factor of 2; runs alternate."""
+    """The least times, which a busy machine disturbs least, agree; runs alternate.
+
+    Within a factor of 3: on a shared machine two runs of the same program differ by a factor of 2.
+    """
     program = tmp_path / "independent"
     source = Path(__file__).with_name("independent.c")
     subprocess.run([mpicc(), "-O2", "-o", program, source], check=True, timeout=60, env=launch_environment(2))
     theirs, ours = [], []
     for turn in range(3):
-        done = run_mpi_program(program, "65536", "300")
+        done = run_mpi_program(program, "65536", "100")
         theirs.append(float(done.stdout.split()[0]))
         document = tmp_path / f"{turn}.json"
-        line = f"-m hpccoll.allreduce -b 64K -e 64K -n 300 --batch 1 --engine c --json {document}"
+        line = f"-m hpccoll.allreduce -b 64K -e 64K -n 100 --batch 1 --engine c --json {document}"
         run_mpi(2, *line.split())
         ours.append(json.loads(document.read_text())["rows"][0]["time_min_us"])
-    assert 0.5 < min(ours) / min(theirs) < 2, (ours, theirs)
+    assert 1 / 3 < min(ours) / min(theirs) < 3, (ours, theirs)
 
 
 def run_mpi_program(program: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """`run_mpi` starts Python; this becomes the program at once."""
     code = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
     return run_mpi(2, "-c", code, program, *args)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_calls_on_copies_in_gpu_memory(monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
+    """The nccl engine, with memory that is none of a GPU: input and result travel outside the timed region."""
+    need("torch")
+    import torch
+    import torch.distributed as dist
+
+    waits: list[str] = []
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        engine = TorchEngine("nccl")
+        engine._group = dist.group.WORLD
+        recv = torch.zeros(4)
+        send = recv if in_place else torch.zeros(4)
+        bound = engine.bind("allreduce", None, Buffers(send, recv, "sum", Place(0, 1, 0), in_place))
+        for value in (3.0, 5.0):
+            recv.fill_(-1)
+            send.fill_(value)
+            bound.load()
+            waits.clear()
+            start, end = bound.timed(2)
+            assert start < end
+            assert waits == ["wait", "wait"]
+            if not in_place:
+                assert recv.tolist() == [-1.0] * 4
+            bound.unload()
+            assert recv.tolist() == [value] * 4
+    finally:
+        dist.destroy_process_group()
+
+
+def test_engines_without_a_gpu(mpirun: Mpirun) -> None:
+    need("torch")
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = mpirun(2, "-m", "hpccoll.allreduce", "--engine", "nccl", check=False)
+    assert done.returncode == 2
+    assert "argument --engine: nccl is not available: " in done.stderr
 
 
 # ---- Options of the measurement
@@ -205,6 +269,22 @@ def test_slow_collective_is_a_tuning_hint(mpirun: Mpirun, tmp_path: Path) -> Non
         assert f"times as long as {parts}" in hint
         assert f"# {hint}" in found["stdout"]
     assert [row["wrong"] for row in found["rows"]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("engine", ["c", "mpi4py", "gloo"])
+def test_compositions_give_the_result_of_the_collective(mpirun: Mpirun, tmp_path: Path, engine: str) -> None:
+    mpicc()
+    need("torch")
+    line = f"--engine {engine} --guidelines -b 96 -e 96 -n 6 --batch 1 --dtype int32"
+    allreduce = document_of(mpirun, tmp_path, f"allreduce --op max {line}")["rows"]
+    assert [row["engine"].partition(":")[2] for row in allreduce] == [
+        "", "reduce+broadcast", "reduce_scatter+allgather",
+    ]  # fmt: skip
+    allgather = document_of(mpirun, tmp_path, f"allgather {line}")["rows"]
+    assert [row["engine"] for row in allgather] == [engine, f"{engine}:gather+broadcast"]
+    assert {(row["wrong"], row["skipped"], row["iterations"]) for row in allreduce + allgather} == {
+        (0, None, 6)
+    }
 
 
 def test_composition_that_does_not_divide(mpirun: Mpirun, tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_sizes(smallest: int, largest: int, factor: int, sizes: list[int]) -> No
         ("allreduce", "--predict 8,1", ["--predict", "at least 2", "got 1"]),
         ("allreduce", "--writers node", ["--writers needs --log-dir"]),
         ("allreduce", "--writers host --log-dir x", ["--writers", "'host'"]),
+        ("allreduce", "--json - --csv -", ["--json -", "--csv -", "standard output"]),
         ("allreduce", "--max-samples -1", ["--max-samples", "at least 0"]),
         ("broadcast", "--guidelines", ["--guidelines"]),
         ("barrier", "--rotate-buffers 1M", ["--rotate-buffers"]),

@@ -15,7 +15,7 @@ import pytest
 from hpccoll.allgather import CASE as ALLGATHER
 from hpccoll.barrier import CASE as BARRIER
 from hpccoll.bench import report as report_module
-from hpccoll.bench.report import Report, on_terminal
+from hpccoll.bench.report import Report, columns_of, on_terminal
 from hpccoll.bench.results import Failure, Header, Row, document, write_aside
 from hpccoll.reduce import CASE as REDUCE
 
@@ -70,6 +70,16 @@ def test_only_columns_that_mean_something(capsys: pytest.CaptureFixture[str]) ->
     assert printed(capsys, BARRIER, ROW)[-3].lstrip("#").split() == [
         "mode", "iters", "median", "ci95", "min", "max", "flags", "wrong",
     ]  # fmt: skip
+
+
+def test_batches_and_percentiles(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row(**{**ROW.__dict__, "batch": 7, "time_p95_us": 20.0, "cv": 0.125})
+    [line] = printed(capsys, BARRIER, row)[-1:]
+    assert line.split()[1] == "100x7"
+    wide = {c.title: c.text(row) for c in columns_of(REDUCE, engines=("numpy", "c"), wide=True)}
+    assert (wide["p95"], wide["p99"], wide["cv"], wide["ratio"], wide["engine"]) == (
+        "20.00", "n/a", "12.5", "n/a", "numpy",
+    )  # fmt: skip
 
 
 def test_skipped_and_wrong_rows(capsys: pytest.CaptureFixture[str]) -> None:

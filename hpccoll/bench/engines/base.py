@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -71,6 +71,16 @@ class Engine:
     def bind(self, collective: str, comm: Comm, buffers: Buffers) -> Bound:
         """The call on `buffers`."""
         raise NotImplementedError
+
+    def chain(self, bounds: Sequence[Bound]) -> Bound:
+        """Calls one after the other as one."""
+        calls = [bound.call for bound in bounds]
+
+        def every() -> None:
+            for call in calls:
+                call()
+
+        return Bound(every)
 
     def close(self) -> None:
         """Undo `open`. Collective."""

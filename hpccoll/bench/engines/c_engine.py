@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hpccoll.bench.engines.raw_engine import REDUCTIONS, mpi_op, mpi_type, raw_r
 from hpccoll.comm import Comm
 from hpccoll.errors import TransferError
 
-__all__ = ["CEngine", "compile_loop", "find_mpicc"]
+__all__ = ["CEngine", "compile_loop", "find_mpicc", "loaded_mpi"]
 
 _SOURCE = Path(__file__).with_name("loop.c")
 _COMPILE_S = 60.0
@@ -50,14 +51,15 @@ class _Call(ctypes.Structure):
 
 
 class _CBound(Bound):
-    def __init__(self, run: Any, call: _Call, keep: Any) -> None:
-        self._run, self._call, self._keep = run, call, keep  # `keep`: the buffers that the addresses point to
+    def __init__(self, run: Any, calls: Sequence[_Call], keep: Any) -> None:
+        self._run, self.calls = run, calls
+        self.keep = keep  # the buffers that the addresses point to
+        self._parts = (_Call * len(calls))(*calls)
         self._clock = (ctypes.c_int64 * 2)()
-        self._reference = ctypes.byref(call)
         super().__init__(lambda: self.timed(1))
 
     def timed(self, calls: int) -> tuple[int, int]:
-        error = self._run(self._reference, calls, self._clock)
+        error = self._run(self._parts, len(self._parts), calls, self._clock)
         if error:
             raise TransferError(f"engine c: MPI reported error {error}: {MPI.Get_error_string(error)}")
         return self._clock[0], self._clock[1]
@@ -86,15 +88,15 @@ class CEngine(Engine):
             return f"cannot load the compiled loop: {exc}"
         text = ctypes.create_string_buffer(8192)
         library.hpccoll_library(text, ctypes.c_int64(len(text)))
-        built, here = text.value.decode(errors="replace"), MPI.Get_library_version()
-        if built.rstrip("\0\n ") != here.rstrip("\0\n "):
-            return f"mpicc belongs to another MPI: {_first(built)}, but mpi4py runs on {_first(here)}"
+        other = _other_library(text.value.decode(errors="replace"))
+        if other:
+            return f"the compiled loop found another MPI: {other}"
         library.hpccoll_sizes.restype = ctypes.c_int64
         sizes = [MPI._sizeof(kind) for kind in (MPI.Comm, MPI.Datatype, MPI.Op)]
         if library.hpccoll_sizes() != sizes[0] | sizes[1] << 8 | sizes[2] << 16:
             return "mpicc and mpi4py disagree on the size of MPI handles: they follow different ABIs"
         self._run = library.hpccoll_run
-        self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._run.restype = ctypes.c_int64
         return None
 
@@ -126,7 +128,13 @@ class CEngine(Engine):
             type=_bits(datatype),
             op=_bits(mpi_op(buffers.op)),
         )
-        return _CBound(self._run, call, (send, recv, comm))
+        return _CBound(self._run, [call], (send, recv, comm))
+
+    def chain(self, bounds: Sequence[Bound]) -> Bound:
+        parts: list[Any] = list(bounds)
+        return _CBound(
+            self._run, [call for part in parts for call in part.calls], [part.keep for part in parts]
+        )
 
 
 def _count(array: Any, collective: str) -> int:
@@ -155,53 +163,87 @@ def _open_library(content: bytes) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
 
 
-def _first(version: str) -> str:
-    return version.strip("\0\n ").splitlines()[0][:60]
-
-
-def find_mpicc(maps: Path = Path("/proc/self/maps")) -> str | None:
-    """The mpicc beside the MPI library that is loaded into this process, else the first in PATH; None if neither is."""
+def loaded_mpi(maps: Path = Path("/proc/self/maps")) -> list[Path]:
+    """The MPI libraries that are loaded into this process, as far as the system says."""
     try:
-        loaded = re.findall(r"\s(/\S*/libmpi(?:_\w+)?\.so\S*)$", maps.read_text(), re.MULTILINE)
+        text = maps.read_text()
     except OSError:
-        loaded = []
-    for library in loaded:
-        for above in Path(library).parents[1:3]:  # lib, or lib/release and the like
+        return []
+    return list(map(Path, dict.fromkeys(re.findall(r"\s(/.*/libmpi(?:_\w+)?\.so\S*)$", text, re.MULTILINE))))
+
+
+def find_mpicc(libraries: Sequence[Path]) -> str | None:
+    """The mpicc beside one of these MPI libraries, else the first in PATH; None if neither is there."""
+    for library in libraries:
+        for above in library.parents[1:3]:  # the directory of lib, or of lib/release and the like
             found = shutil.which("mpicc", path=str(above / "bin"))
             if found:
                 return found
     return shutil.which("mpicc")
 
 
-def compile_loop(mpicc: str, target: Path) -> None:
-    """Compile loop.c to the shared library `target`.
+def compile_loop(mpicc: str, target: Path, *options: str) -> None:
+    """Compile loop.c to `target`.
 
     Raises
     ------
     RuntimeError
         With what the compiler said.
     """
-    command = [mpicc, "-O2", "-std=c99", "-shared", "-fPIC", "-o", str(target), str(_SOURCE)]
+    command = [mpicc, "-O2", "-std=c99", *options, "-o", str(target), str(_SOURCE)]
+    said = _run(command)
+    if said.returncode:
+        text = " ".join((said.stderr or said.stdout).split())
+        raise RuntimeError(f"{mpicc} failed with status {said.returncode}: {text[:300]}")
+
+
+def _run(command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_COMPILE_S, stdin=subprocess.DEVNULL, check=False
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            env={**os.environ, **env},
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise RuntimeError(f"{mpicc} could not be run: {exc}") from None
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise RuntimeError(f"{mpicc} failed with status {done.returncode}: {said[:300]}")
+        raise RuntimeError(f"{command[0]} could not be run: {exc}") from None
 
 
 def _compiled() -> bytes | str:
     """The shared library, or why there is none."""
-    mpicc = find_mpicc()
+    libraries = loaded_mpi()
+    mpicc = find_mpicc(libraries)
     if mpicc is None:
         return "there is no mpicc beside the loaded MPI library nor in PATH"
     with tempfile.TemporaryDirectory(prefix="hpccoll-") as scratch:
-        target = Path(scratch, "loop.so")
+        target, check = Path(scratch, "loop.so"), Path(scratch, "check")
         try:
-            compile_loop(mpicc, target)
+            # In a process of its own: another MPI must not be loaded into this one.
+            compile_loop(mpicc, check, "-DHPCCOLL_MAIN")
+            where = [os.environ.get("LD_LIBRARY_PATH", ""), *(str(path.parent) for path in libraries)]
+            said = _run([str(check)], LD_LIBRARY_PATH=os.pathsep.join(filter(None, where)))
+            if said.returncode:
+                return f"what {mpicc} makes does not run here: {' '.join(said.stderr.split())[:200]}"
+            other = _other_library(said.stdout)
+            if other:
+                return f"{mpicc} belongs to another MPI: {other}"
+            compile_loop(mpicc, target, "-shared", "-fPIC")
             return target.read_bytes()
         except (RuntimeError, OSError) as exc:
             return str(exc)
+
+
+def _other_library(version: str) -> str | None:
+    """What is wrong if `version` is not that of the MPI beneath mpi4py."""
+    here = MPI.Get_library_version()
+    if version.strip("\0\n ") == here.strip("\0\n "):
+        return None
+    return f"{_first(version)!r}, and mpi4py runs on {_first(here)!r}; put the right mpicc first in PATH"
+
+
+def _first(version: str) -> str:
+    lines = version.strip("\0\n ").splitlines()
+    return lines[0][:60] if lines else ""

@@ -32,16 +32,8 @@ class ComposedEngine(Engine):
         return None
 
     def bind(self, collective: str, comm: Comm, buffers: Buffers) -> Bound:
-        first, second = (
-            self._engine.bind(part, comm, its).call
-            for part, its in zip(self._parts, self._buffers(buffers), strict=True)
-        )
-
-        def both() -> None:
-            first()
-            second()
-
-        return Bound(both)
+        parts = zip(self._parts, self._buffers(buffers), strict=True)
+        return self._engine.chain([self._engine.bind(part, comm, its) for part, its in parts])
 
     def _buffers(self, b: Buffers) -> tuple[Buffers, Buffers]:
         place = b.place._replace(root=0)

@@ -48,37 +48,49 @@ void hpccoll_library(char *text, int64_t size) {
     text[size - 1] = 0;
 }
 
+#ifdef HPCCOLL_MAIN
+#include <stdio.h>
+int main(void) {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    hpccoll_library(text, sizeof text);
+    return puts(text) < 0;
+}
+#endif
+
 int64_t hpccoll_sizes(void) { return (int64_t)(sizeof(MPI_Comm) | sizeof(MPI_Datatype) << 8 | sizeof(MPI_Op) << 16); }
 
-/* Makes the call `calls` times; clock[0] and clock[1] are before the first and after the last. Returns the MPI error
-   code. The test of the collective is outside the loop. */
-int64_t hpccoll_run(const call_t *c, int64_t calls, int64_t *clock) {
+static int once(const call_t *c) {
     HANDLE(MPI_Comm, comm, c->comm);
     HANDLE(MPI_Datatype, type, c->type);
     HANDLE(MPI_Op, op, c->op);
     const void *send = c->in_place ? MPI_IN_PLACE : c->send;
     void *recv = c->recv;
-    int sends = (int)c->send_count, recvs = (int)c->recv_count, root = (int)c->root, error = MPI_SUCCESS;
-    int dest = (int)c->dest, source = (int)c->source;
-#define LOOP(call)                                                                                                     \
-    clock[0] = now_ns();                                                                                               \
-    for (int64_t i = 0; i < calls; i++)                                                                                \
-        error |= call;                                                                                                 \
-    clock[1] = now_ns();                                                                                               \
-    break
+    int sends = (int)c->send_count, recvs = (int)c->recv_count, root = (int)c->root;
     switch (c->collective) {
-    case ALLREDUCE: LOOP(MPI_Allreduce(send, recv, recvs, type, op, comm));
-    case BROADCAST: LOOP(MPI_Bcast(recv, recvs, type, root, comm));
-    case REDUCE: LOOP(MPI_Reduce(send, recv, sends, type, op, root, comm));
-    case ALLGATHER: LOOP(MPI_Allgather(send, sends, type, recv, recvs, type, comm));
-    case GATHER: LOOP(MPI_Gather(send, sends, type, recv, recvs, type, root, comm));
-    case SCATTER: LOOP(MPI_Scatter(send, sends, type, recv, recvs, type, root, comm));
-    case REDUCE_SCATTER: LOOP(MPI_Reduce_scatter_block(send, recv, recvs, type, op, comm));
-    case ALLTOALL: LOOP(MPI_Alltoall(send, sends, type, recv, recvs, type, comm));
+    case ALLREDUCE: return MPI_Allreduce(send, recv, recvs, type, op, comm);
+    case BROADCAST: return MPI_Bcast(recv, recvs, type, root, comm);
+    case REDUCE: return MPI_Reduce(send, recv, sends, type, op, root, comm);
+    case ALLGATHER: return MPI_Allgather(send, sends, type, recv, recvs, type, comm);
+    case GATHER: return MPI_Gather(send, sends, type, recv, recvs, type, root, comm);
+    case SCATTER: return MPI_Scatter(send, sends, type, recv, recvs, type, root, comm);
+    case REDUCE_SCATTER: return MPI_Reduce_scatter_block(send, recv, recvs, type, op, comm);
+    case ALLTOALL: return MPI_Alltoall(send, sends, type, recv, recvs, type, comm);
     case SENDRECV:
-        LOOP(MPI_Sendrecv(send, sends, type, dest, 0, recv, recvs, type, source, 0, comm, MPI_STATUS_IGNORE));
-    case BARRIER: LOOP(MPI_Barrier(comm));
+        return MPI_Sendrecv(send, sends, type, (int)c->dest, 0, recv, recvs, type, (int)c->source, 0, comm,
+                            MPI_STATUS_IGNORE);
+    case BARRIER: return MPI_Barrier(comm);
     default: return MPI_ERR_OTHER;
     }
+}
+
+/* Makes `number` calls one after the other, and that `repeats` times; clock[0] and clock[1] are before the first and
+   after the last. Returns the first MPI error code. */
+int64_t hpccoll_run(const call_t *parts, int64_t number, int64_t repeats, int64_t *clock) {
+    int error = MPI_SUCCESS;
+    clock[0] = now_ns();
+    for (int64_t i = 0; i < repeats; i++)
+        for (int64_t k = 0; k < number && error == MPI_SUCCESS; k++)
+            error = once(&parts[k]);
+    clock[1] = now_ns();
     return error;
 }
