@@ -20,6 +20,7 @@ __all__ = ["Picture", "draw", "write_plots"]
 _GROUP = tuple(name for name in CASE_KEY if name not in ("engine", "nbytes", "count"))
 _WIDTH_INCHES = 7.0
 _MOST_METRICS = 6
+_MOST_POINTS = 1000
 _MARKERS = "osD^v<>P"
 _RC = {
     "svg.fonttype": "none",  # text stays text: smaller, and it can be found and copied
@@ -221,9 +222,9 @@ def _over_ranks(found: Analysis) -> Any:
     known = sorted(
         (row for row in found.ranks if row.lateness_us is not None), key=lambda row: row.lateness_us or 0.0
     )
-    values = [row.lateness_us or 0.0 for row in known]
-    bounds = np.array([row.uncertainty_us or 0.0 for row in known])
-    place = np.arange(len(known))
+    place = np.unique(np.linspace(0, len(known) - 1, min(len(known), _MOST_POINTS)).round().astype(int))
+    values = np.array([known[i].lateness_us or 0.0 for i in place])
+    bounds = np.array([known[i].uncertainty_us or 0.0 for i in place])
     axes.fill_between(place, -bounds, bounds, alpha=0.25, label="not told apart by the clocks", step="mid")
     marker = "o" if len(known) <= 100 else ""
     axes.plot(place, values, marker=marker, ms=3, lw=1, label="lateness (median over the samples)")

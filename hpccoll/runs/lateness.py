@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +32,26 @@ __all__ = [
 _LEAST_ITERATIONS = 10
 _MATTERS = 0.25
 _LOOSE = 10  # a bound this many times the median one is of no use to the other ranks
+
+# Per rank: samples, how often it came last, its lateness, its time in the calls by that of the median rank, and its
+# lateness by the time of the call; the latter two are medians over the cases.
+_RANKS = """
+WITH each AS (
+    SELECT s.rank, s.key, coalesce(s.start_ns - i.early_ns, 0) AS late, s.end_ns - s.start_ns AS took,
+        s.start_ns = i.last_ns AS last, i.longest_ns
+    FROM samples AS s JOIN iterations AS i USING (key, iteration) WHERE i.complete),
+parts AS (
+    SELECT rank, key, median(late) AS late, median(took) AS took, median(longest_ns) AS time
+    FROM each GROUP BY rank, key),
+middles AS (SELECT key, median(took) AS middle FROM parts GROUP BY key),
+ratios AS (
+    SELECT rank, median(took / greatest(middle, 1)) AS ratio, median(late / greatest(time, 1)) AS cost
+    FROM parts JOIN middles USING (key) GROUP BY rank),
+totals AS (
+    SELECT rank, count(*) AS samples, count(*) FILTER (WHERE last) AS last, median(late) AS late
+    FROM each GROUP BY rank)
+SELECT rank, samples, last, late, ratio, cost FROM totals JOIN ratios USING (rank) ORDER BY rank
+"""
 
 
 @dataclass(frozen=True)
@@ -71,17 +90,6 @@ class RankRow:
     cost: float
     late: bool
     straggler: bool
-
-
-class _Part(NamedTuple):
-    """A rank in one case: its samples, and medians of its lateness, its duration and the time of the call."""
-
-    key: int
-    samples: int
-    late_ns: float
-    took_ns: float
-    last: int
-    time_ns: float
 
 
 @dataclass(frozen=True)
@@ -153,34 +161,12 @@ def rank_rows(store: Store, health: Health, bounds: dict[int, int], wrong_clocks
     """One row for each rank with samples. Needs the table `iterations`, made with the reference ranks."""
     reference = [rank for rank in reference_ranks(bounds) if rank not in wrong_clocks]
     worst = max((bounds[rank] for rank in reference), default=0)
-    per_case: dict[int, list[_Part]] = {}
-    for rank, *values in store.rows(
-        """SELECT s.rank, s.key, count(*), coalesce(median(s.start_ns - i.early_ns), 0), median(s.end_ns - s.start_ns),
-            count(*) FILTER (WHERE s.start_ns = i.last_ns), median(i.longest_ns)
-        FROM samples AS s JOIN iterations AS i USING (key, iteration) WHERE i.complete
-        GROUP BY s.rank, s.key ORDER BY s.rank, s.key"""
-    ):
-        per_case.setdefault(rank, []).append(_Part(*values))
-    totals = dict(
-        store.rows(
-            "SELECT s.rank, median(s.start_ns - i.early_ns) FROM samples AS s JOIN iterations AS i"
-            " USING (key, iteration) WHERE i.complete GROUP BY s.rank"
-        )
-    )
-    took: dict[int, list[float]] = {}
-    for parts in per_case.values():
-        for part in parts:
-            took.setdefault(part.key, []).append(part.took_ns)
-    middles = {key: max(float(np.median(each)), 1.0) for key, each in took.items()}
     rows = []
-    for rank, parts in per_case.items():
-        samples = sum(part.samples for part in parts)
+    for rank, samples, last, late_ns, call_ratio, cost in store.rows(_RANKS):
         known = rank in bounds and rank not in wrong_clocks and len(reference) > 1
-        lateness = float(totals[rank] or 0) / 1e3 if known else None
+        lateness = float(late_ns) / 1e3 if known else None
         bound = (bounds[rank] + worst) / 1e3 if known else None
-        cost = float(np.median([part.late_ns / max(part.time_ns, 1.0) for part in parts])) if known else 0.0
         late = lateness is not None and bound is not None and lateness > bound
-        ratios = [part.took_ns / middles[part.key] for part in parts]
         rows.append(
             RankRow(
                 rank=rank,
@@ -188,9 +174,9 @@ def rank_rows(store: Store, health: Health, bounds: dict[int, int], wrong_clocks
                 samples=samples,
                 lateness_us=lateness,
                 uncertainty_us=bound,
-                last_share=sum(part.last for part in parts) / samples,
-                call_ratio=float(np.median(ratios)),
-                cost=cost,
+                last_share=last / samples,
+                call_ratio=call_ratio,
+                cost=cost if known else 0.0,
                 late=late,
                 straggler=late and cost >= _MATTERS and samples >= _LEAST_ITERATIONS,
             )
