@@ -143,7 +143,8 @@ def _times(rows: list[CaseRow], fits: list[dict[str, Any]]) -> Any:
         x, y = [row.nbytes for row in sized], [row.time_us or 0.0 for row in sized]
         low = [(row.time_us or 0.0) - (row.ci_low_us or row.time_us or 0.0) for row in sized]
         high = [(row.ci_high_us or row.time_us or 0.0) - (row.time_us or 0.0) for row in sized]
-        bars = [np.maximum(low, 0), np.maximum(high, 0)]
+        # Of few launches the interval may reach below 0, which a logarithmic axis does not have.
+        bars = [np.clip(low, 0, 0.9 * np.array(y)), np.maximum(high, 0)]
         line = top.errorbar(x, y, bars, marker=marker, ms=4, lw=1.2, capsize=2, label=engine)
         for fit in fits:
             if fit["engine"] == engine and all(fit[name] == getattr(sized[0], name) for name in _GROUP):
