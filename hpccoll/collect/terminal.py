@@ -77,23 +77,8 @@ def tables(found: Analysis, most: int | None = None) -> Iterator[Table]:
     """Every table that has rows; `most` limits those with a row per rank."""
     if found.cases:
         yield case_table(found.cases)
-    late = found.stragglers
-    if late:
-        yield (
-            f"stragglers: {len(late)} of {len(found.ranks)} ranks",
-            ("rank", "host", "late by", "known within", "came last in", "cost"),
-            [
-                [
-                    str(row.rank),
-                    row.host,
-                    format_time_us(row.lateness_us or 0.0),
-                    format_time_us(row.uncertainty_us or 0.0),
-                    f"{100 * row.last_share:.0f} %",
-                    f"{100 * row.cost:.0f} % of the time",
-                ]
-                for row in late[:most]
-            ],
-        )
+    if found.ranks:
+        yield _rank_table(found, most)
     if len(found.hosts) > 1:
         yield (
             f"hosts: {len(found.hosts)}",
@@ -144,6 +129,39 @@ def tables(found: Analysis, most: int | None = None) -> Iterator[Table]:
                 for item in found.events[:most]
             ],
         )
+
+
+def _rank_table(found: Analysis, most: int | None) -> Table:
+    """Stragglers first, then by lateness."""
+    order = sorted(found.ranks, key=lambda row: (not row.straggler, -(row.lateness_us or 0.0), row.rank))
+    shown = order[:most]
+    title = f"ranks: {len(found.stragglers)} of {len(order)} stragglers"
+    if len(shown) < len(order):
+        title += f"; the first {len(shown)}, --json has all"
+    rows = [
+        [
+            str(row.rank),
+            row.host,
+            "yes" if row.straggler else "",
+            "n/a" if row.lateness_us is None else format_time_us(row.lateness_us),
+            "n/a" if row.uncertainty_us is None else format_time_us(row.uncertainty_us),
+            f"{100 * row.last_share:.0f} %",
+            f"{100 * row.cost:.0f} %",
+            f"{row.call_ratio:.3f}",
+        ]
+        for row in shown
+    ]
+    titles = (
+        "rank",
+        "host",
+        "straggler",
+        "late by",
+        "known within",
+        "came last in",
+        "cost",
+        "in calls / median rank",
+    )
+    return title, titles, rows
 
 
 def _fit_table(found: Analysis) -> Table:

@@ -139,6 +139,11 @@ def examine(store: Store, reading: Reading) -> Health:
         *_split_world(manifests),
         *_missing(health),
         *_duplicated(duplicates, reading),
+        *_of_ranks(
+            "duplicated",
+            [rank for rank, source in chosen.items() if len(manifests.get(source, ())) > 1],
+            "have several manifests in one file, whose lines cannot be told apart",
+        ),
         *_foreign(foreign, manifests, lines, reading),
         *_of_ranks(
             "headless",

@@ -71,6 +71,14 @@ def test_duplicated(tmp_path: Path) -> None:
     assert iterations(found) == {8: (50, 0), 1024: (50, 0), 1048576: (50, 0)}
 
 
+def test_two_manifests_in_one_file(tmp_path: Path) -> None:
+    Synthetic().write(tmp_path, change=lambda rank, lines: lines + lines if rank == 1 else lines)
+    found = collect(tmp_path)
+    assert kinds(found)["duplicated"] == (1, (1,))
+    assert "several manifests in one file" in text_of(found, "duplicated")
+    assert iterations(found) == {8: (0, 50), 1024: (0, 50), 1048576: (0, 50)}
+
+
 def test_of_two_files_of_a_rank_the_finished_one_counts(tmp_path: Path) -> None:
     run = Synthetic()
     run.write(tmp_path, change=lambda rank, lines: lines[:-1] if rank == 2 else lines)
