@@ -244,7 +244,7 @@ def _load(store: Store, whole: dict[Path, int | None]) -> None:
         f"""CREATE OR REPLACE TEMP TABLE raw AS
         SELECT r.* EXCLUDE ("{_FILE}", filename), coalesce(names.file, r."{_FILE}") AS file, {sound()} AS good
         FROM read_json([{names}], format='newline_delimited', columns={{{spec}}}, ignore_errors=true,
-            filename=true, maximum_object_size={_LONGEST_LINE}, compression='none') AS r
+            filename=true, maximum_object_size={_LONGEST_LINE}) AS r
         LEFT JOIN (VALUES {pairs}) AS names(filename, file) USING (filename)"""
     )
 
