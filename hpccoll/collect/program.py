@@ -73,8 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _merge(options: argparse.Namespace) -> int:
     from hpccoll.collect.text import merge_texts, ranked_files, render
+    from hpccoll.runs.screen import progress_bar
 
-    groups, ranks, notes = merge_texts(ranked_files(options.text))
+    step, stop = progress_bar("reading")
+    try:
+        groups, ranks, notes = merge_texts(ranked_files(options.text), step)
+    finally:
+        stop()
     for line in render(groups, ranks, notes):
         print(line)
     return _NOT_WHOLE if options.strict and (notes or any(group.error for group in groups)) else _OK

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,12 +102,16 @@ def _by_varying_part(paths: list[Path]) -> list[tuple[Path, int | None]]:
     return list(zip(paths, (counting or found)[-1], strict=True))
 
 
-def merge_texts(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Group], list[int], list[str]]:
+def merge_texts(
+    files: Sequence[tuple[Path, int | None]], progress: Callable[[int, int], None] | None = None
+) -> tuple[list[Group], list[int], list[str]]:
     """Groups in the order in which to show them, all ranks, and notes on what could not be read."""
     groups: dict[str, Group] = {}
     ranks: set[int] = set()
     notes: list[str] = []
     for number, (path, rank) in enumerate(files):
+        if progress is not None:
+            progress(number, len(files))
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError as exc:

@@ -28,7 +28,9 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
     aside = Path(name)
     try:
         write(aside)
-        aside.chmod(0o644)
+        mask = os.umask(0)
+        os.umask(mask)
+        aside.chmod(0o666 & ~mask)
         aside.replace(path)
     except OSError as exc:
         raise RunError(f"cannot write {path}: {exc.strerror or exc}") from exc

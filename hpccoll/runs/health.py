@@ -20,6 +20,7 @@ _MANIFEST = (
     *("launcher", "job", "cores", "affinity", "environment", "git", "clock", "flags"),
 )
 _JSON = ("argv", "versions", "launcher", "job", "affinity", "environment", "git", "clock")
+_MOST_NAMED = 1_000_000
 
 Source = tuple[int, int]
 
@@ -247,6 +248,10 @@ def _of_ranks(kind: str, ranks: Iterable[int], text: str) -> Iterator[Finding]:
 
 
 def _missing(health: Health) -> Iterator[Finding]:
+    number = health.size - len(health.present)
+    if number > _MOST_NAMED:  # a size that is a mistake must not fill the memory
+        yield Finding("missing", number, f"{number} ranks of {health.size} left no records")
+        return
     missing = set(range(health.size)) - set(health.present)
     yield from _of_ranks("missing", missing, f"of {health.size} left no records")
 

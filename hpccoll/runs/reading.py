@@ -7,7 +7,7 @@ such a file is read again line by line, so that what is wrong is named with its 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,20 +167,18 @@ def _read_batch(store: Store, batch: list[int], reading: Reading) -> None:
     except duckdb.OutOfMemoryException as exc:
         raise RunError(f"not enough memory for {len(lines)} files ({exc}); raise --memory") from exc
     except duckdb.Error:
-        if len(lines) > 1:  # whichever it is, the others are not to suffer
-            numbers = list(lines)
-            for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
-                _read_batch(store, half, reading)
-            return
-        good = {}
-    else:
-        good = dict(
-            store.rows("SELECT file, count(*) FROM raw WHERE good AND file IS NOT NULL GROUP BY file")
-        )
-    bad = [number for number, count in lines.items() if good.get(number, 0) != count]
+        numbers = list(lines)
+        if len(numbers) == 1:
+            _read_slowly(store, numbers[0], reading)
+        else:  # whichever it is, the others are not to suffer
+            _read_batch(store, numbers[: len(numbers) // 2], reading)
+            _read_batch(store, numbers[len(numbers) // 2 :], reading)
+        return
+    good = dict(store.rows("SELECT file, count(*) FROM raw WHERE good AND file IS NOT NULL GROUP BY file"))
+    bad = {number for number, count in lines.items() if good.get(number, 0) != count}
     _keep(store, bad)
-    reading.lines += sum(count for number, count in lines.items() if number not in set(bad))
-    for number in bad:
+    reading.lines += sum(count for number, count in lines.items() if number not in bad)
+    for number in sorted(bad):
         _read_slowly(store, number, reading)
 
 
@@ -254,12 +252,12 @@ def _without_pattern(path: Path) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
 
 
-def _keep(store: Store, bad: Sequence[int]) -> None:
+def _keep(store: Store, bad: Collection[int]) -> None:
     """Move the rows of the table `raw` to where they belong, but not those of the files `bad`."""
     without = f" AND file NOT IN ({', '.join(map(str, bad))})" if bad else ""
     store.db.execute(
         f"""CREATE OR REPLACE TEMP VIEW keyed AS SELECT *, hash({select_list(CASE)}) AS key FROM raw
-        WHERE type = 'sample' AND file IS NOT NULL{without}"""
+        WHERE good AND type = 'sample' AND file IS NOT NULL{without}"""
     )
     store.db.execute(
         "INSERT INTO samples SELECT file, rank, key, iteration, start_ns, end_ns, verified FROM keyed"
@@ -269,11 +267,11 @@ def _keep(store: Store, bad: Sequence[int]) -> None:
     )
     store.db.execute(
         f"""INSERT INTO metrics SELECT file, rank, step, unix_ns, "values" FROM raw
-        WHERE type = 'metric' AND file IS NOT NULL{without}"""
+        WHERE good AND type = 'metric' AND file IS NOT NULL{without}"""
     )
     store.db.execute(
         f"""INSERT INTO others SELECT file, {select_list(list(columns()))} FROM raw
-        WHERE type NOT IN ('sample', 'metric') AND file IS NOT NULL{without}"""
+        WHERE good AND type NOT IN ('sample', 'metric') AND file IS NOT NULL{without}"""
     )
 
 
@@ -297,14 +295,21 @@ def _read_slowly(store: Store, number: int, reading: Reading) -> None:
                 if record is None or problem is not None:
                     reading.add(Problem(path, index, problem or "not a record"))
                     continue
-                target.write(json.dumps(_plain(record)) + "\n")
+                text = json.dumps(_plain(record))
+                if len(text) > _LONGEST_LINE:
+                    reading.add(Problem(path, index, f"longer than {_LONGEST_LINE} bytes"))
+                    continue
+                target.write(text + "\n")
                 good += 1
     except OSError as exc:
         reading.add(Problem(path, None, f"cannot be read to its end: {exc.strerror or exc}"))
     if good:
         _load(store, {aside: number})
-        _keep(store, [])
-        reading.lines += good
+        _keep(store, ())
+        ((taken,),) = store.rows("SELECT count(*) FILTER (WHERE good) FROM raw")
+        reading.lines += taken
+        if taken < good:
+            reading.add(Problem(path, None, f"{good - taken} records that the database does not take"))
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

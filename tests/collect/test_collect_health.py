@@ -292,3 +292,22 @@ def test_further_fields_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
     with Store() as store:
         reading = read_files(store, found.reading.files)
     assert (reading.lines, reading.lost) == (608, 0)
+
+
+def test_a_line_that_is_longer_than_any(tmp_path: Path) -> None:
+    """It is good JSON, but beyond what the database reads; everything else is kept."""
+    event = {"type": "event", "rank": 1, "unix_ns": 1, "level": "info", "kind": "x", "values": {}}
+    long = json.dumps({**event, "text": "x" * 2**26})
+    Synthetic().write(
+        tmp_path, change=lambda rank, lines: [*lines[:-1], long, lines[-1]] if rank == 1 else lines
+    )
+    found = collect(tmp_path)
+    assert kinds(found) == {"corrupt": (1, ())}
+    assert "rank-00001.jsonl:152: longer than 33554432 bytes" in text_of(found, "corrupt")
+    assert len(found.health.manifests) == 4
+    assert iterations(found) == {8: (50, 0), 1024: (50, 0), 1048576: (50, 0)}
+
+
+def test_a_size_that_is_a_mistake(tmp_path: Path) -> None:
+    Synthetic(manifest={"size": 10**15}).write(tmp_path)
+    assert kinds(collect(tmp_path)) == {"missing": (10**15 - 4, ())}
