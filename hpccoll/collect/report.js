@@ -4,7 +4,7 @@ const SCALE = {us: 1e-6, ms: 1e-3, s: 1, K: 1024, M: 1024 ** 2, G: 1024 ** 3, T:
 
 function valueOf(cell) {
   const text = cell.textContent.trim();
-  const match = /^(-?[0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z%]*)/.exec(text);
+  const match = /^(?:< )?(-?[0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z%]*)/.exec(text);
   return match && match[2] in SCALE ? Number(match[1]) * SCALE[match[2]] : text;
 }
 

@@ -79,7 +79,7 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    left = not text[:1].isdigit() and not text.startswith(("-", "n/a"))
+    left = not text[:1].isdigit() and not text.startswith(("-", "<", "n/a"))
     return f'<td class="text">{escape(text)}</td>' if left else f"<td>{escape(text)}</td>"
 
 

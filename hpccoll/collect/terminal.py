@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpccoll.runs.analysis import Analysis
+from hpccoll.runs.lateness import HostRow, RankRow
 from hpccoll.runs.nodeset import fold_ranks
 from hpccoll.runs.screen import Table, number, print_table
 from hpccoll.runs.tables import CaseRow
@@ -59,18 +60,26 @@ def case_table(rows: Sequence[CaseRow]) -> Table:
         ]
         for row in rows
     ]
-    return "times per call, of the slowest rank", *_without_empty(titles, cells)
+    return _narrow("times per call, of the slowest rank", titles, cells)
 
 
-def _without_empty(titles: Sequence[str], cells: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """Without columns that say nothing in any row."""
-    kept = [
-        column
-        for column, title in enumerate(titles)
-        if any(row[column] not in ("", "n/a") for row in cells)
-        and not (title in ("incomplete", "wrong") and all(row[column] == "0" for row in cells))
-    ]
-    return [titles[column] for column in kept], [[row[column] for column in kept] for row in cells]
+_OFTEN_ONE = ("collective", "dtype", "op", "mode", "ranks", "launches")
+
+
+def _narrow(title: str, titles: Sequence[str], cells: list[list[str]]) -> Table:
+    """Without columns that say nothing in any row; what is the same in all rows is in the title."""
+    kept, same = [], []
+    for column, name in enumerate(titles):
+        values = {row[column] for row in cells}
+        if values <= {"", "n/a"} or (name in ("incomplete", "wrong") and values == {"0"}):
+            continue
+        if name in _OFTEN_ONE and len(values) == 1 and len(cells) > 1:
+            (value,) = values
+            same.append(f"{value} {name}" if name in ("ranks", "launches") else value)
+        else:
+            kept.append(column)
+    rows = [[row[column] for column in kept] for row in cells]
+    return ": ".join(filter(None, (title, ", ".join(same)))), [titles[column] for column in kept], rows
 
 
 def tables(found: Analysis, most: int | None = None) -> Iterator[Table]:
@@ -89,8 +98,7 @@ def tables(found: Analysis, most: int | None = None) -> Iterator[Table]:
                     str(row.ranks),
                     str(row.late),
                     str(row.stragglers),
-                    "n/a" if row.lateness_us is None else format_time_us(row.lateness_us),
-                    "n/a" if row.uncertainty_us is None else format_time_us(row.uncertainty_us),
+                    *_lateness(row),
                     f"{100 * row.last_share:.0f} %",
                 ]
                 for row in found.hosts[:most]
@@ -117,7 +125,7 @@ def tables(found: Analysis, most: int | None = None) -> Iterator[Table]:
     if found.events:
         yield (
             "events",
-            ("level", "kind", "events", "ranks", "first"),
+            ("level", "kind", "events", "on ranks", "first"),
             [
                 [
                     item["level"],
@@ -129,6 +137,14 @@ def tables(found: Analysis, most: int | None = None) -> Iterator[Table]:
                 for item in found.events[:most]
             ],
         )
+
+
+def _lateness(row: RankRow | HostRow) -> tuple[str, str]:
+    """Late by, and known within; below its uncertainty a lateness is not claimed."""
+    if row.lateness_us is None or row.uncertainty_us is None:
+        return "n/a", "n/a"
+    bound = format_time_us(row.uncertainty_us)
+    return format_time_us(row.lateness_us) if row.lateness_us > row.uncertainty_us else f"< {bound}", bound
 
 
 def _rank_table(found: Analysis, most: int | None) -> Table:
@@ -143,8 +159,7 @@ def _rank_table(found: Analysis, most: int | None) -> Table:
             str(row.rank),
             row.host,
             "yes" if row.straggler else "",
-            "n/a" if row.lateness_us is None else format_time_us(row.lateness_us),
-            "n/a" if row.uncertainty_us is None else format_time_us(row.uncertainty_us),
+            *_lateness(row),
             f"{100 * row.last_share:.0f} %",
             f"{100 * row.cost:.0f} %",
             f"{row.call_ratio:.3f}",

@@ -19,7 +19,7 @@ _LEFT = (
     "level",
     "name",
     "first",
-    "ranks",
+    "on ranks",
     "dtype",
     "op",
     "flags",

@@ -124,7 +124,7 @@ def look(chromium: str, page: Path, tmp_path: Path, *flags: str) -> dict[str, An
 
 
 def number_of(text: str) -> float | None:
-    match = re.match(r"(-?[0-9.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%]*)", text)
+    match = re.match(r"(?:< )?(-?[0-9.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%]*)", text)
     scale = {"": 1, "%": 1, "us": 1e-6, "ms": 1e-3, "s": 1, "K": 2**10, "M": 2**20, "G": 2**30}
     return float(match[1]) * scale[match[2]] if match and match[2] in scale else None
 
