@@ -1,0 +1,377 @@
+"""Runs the command that starts a job, hears from every rank, and sees to it that the job ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from hpccoll.launch.commands import Command
+from hpccoll.launch.rank import REPORT, TERM_S, keep_alive
+from hpccoll.network import addresses
+
+__all__ = ["LOST", "TIMED_OUT", "Monitor", "run"]
+
+TIMED_OUT = 124  # as timeout(1) does
+LOST = 69  # EX_UNAVAILABLE: ranks that never said how they ended
+
+# How long the launcher may take to notice by itself that a rank is lost.
+_NOTICE_S = 5.0
+# From asking the ranks to end to asking the launcher, and from there to SIGKILL.
+_ASK_S = TERM_S + 1.0
+_KILL_S = 3.0
+_TICK_S = 0.2
+
+
+@dataclass
+class Rank:
+    """What is known of one rank: its host, and its exit status once it has told."""
+
+    number: int
+    host: str
+    status: int | None = None
+    lost: bool = False
+
+
+@dataclass
+class Monitor:
+    """Listens to the ranks' wrappers. Entering it opens the port.
+
+    Attributes
+    ----------
+    size : int
+        Ranks that are expected.
+    local : bool
+        All of them run on this host.
+    """
+
+    size: int
+    local: bool
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    order: list[Rank] = field(default_factory=list)
+
+    def __enter__(self) -> Monitor:
+        _allow_descriptors(self.size)
+        self._token = secrets.token_hex(16)
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.create_server(("127.0.0.1" if self.local else "", 0), backlog=4096)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._partial: dict[socket.socket, bytes] = {}
+        self._rank_of: dict[socket.socket, Rank] = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hang_up()
+        self._listener.close()
+        self._selector.close()
+
+    @property
+    def report(self) -> str:
+        """Value of the variable by which the wrappers find this monitor."""
+        places = ["127.0.0.1"] if self.local else [*addresses(), socket.gethostname()]
+        return " ".join([self._token, str(self._listener.getsockname()[1]), *places])
+
+    @property
+    def complete(self) -> bool:
+        """Every rank has ended and said so."""
+        return len(self.order) == self.size
+
+    @property
+    def lost(self) -> list[Rank]:
+        """Ranks whose connection ended before they did."""
+        return sorted((rank for rank in self.ranks.values() if rank.lost), key=lambda rank: rank.number)
+
+    def listen(self, timeout_s: float) -> None:
+        """Take in what has come, waiting at most `timeout_s` for something."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                keep_alive(connection)
+                self._partial[connection] = b""
+                self._selector.register(connection, selectors.EVENT_READ)
+            elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._partial:
+                self._receive(key.fileobj)
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:  # reset, or no answer any more
+            data = b""
+        *lines, rest = (self._partial[connection] + data).split(b"\n")
+        self._partial[connection] = rest
+        if not all(self._take(connection, line) for line in lines) or len(rest) > 4096 or not data:
+            self._drop(connection)
+
+    def _take(self, connection: socket.socket, line: bytes) -> bool:
+        """Note one message; False for one that is not from our wrappers."""
+        try:
+            words = json.loads(line)
+            if connection not in self._rank_of:
+                if not secrets.compare_digest(str(words["token"]), self._token):
+                    return False
+                rank = Rank(int(words["rank"]), str(words["host"]))
+                self._rank_of[connection] = self.ranks[rank.number] = rank
+            else:
+                rank = self._rank_of[connection]
+                rank.status = int(words["status"])
+                self.order.append(rank)
+        except (ValueError, KeyError, TypeError):
+            return False
+        return True
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        del self._partial[connection]
+        rank = self._rank_of.pop(connection, None)
+        if rank is not None and rank.status is None:
+            rank.lost = True
+
+    def signal(self, number: int) -> None:
+        """Have every rank's program get the signal `number`."""
+        for connection in list(self._rank_of):
+            try:
+                connection.send(bytes([number]))
+            except OSError:
+                pass
+
+    def hang_up(self) -> None:
+        """End all connections; the wrappers then end their programs."""
+        for connection in list(self._partial):
+            self._selector.unregister(connection)
+            connection.close()
+        self._partial.clear()
+        self._rank_of.clear()
+
+
+def _allow_descriptors(ranks: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ranks + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Signals that come meanwhile, in a list, instead of what they do to this process."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(
+    command: Command,
+    environ: Mapping[str, str],
+    monitor: Monitor | None,
+    timeout_s: float | None,
+    start_timeout_s: float,
+    say: Callable[[str], None],
+) -> int:
+    """Run `command` and return the exit status of the job.
+
+    Parameters
+    ----------
+    command
+        What starts the job.
+    environ
+        Its environment, before what the command sets.
+    monitor
+        Entered, and known to the ranks through `environ`; None trusts the launcher's exit status.
+    timeout_s, start_timeout_s
+        Limits for the whole job, and until every rank is there.
+    say
+        Prints one line for the user.
+
+    Returns
+    -------
+    int
+        The status of the rank that failed first, else the launcher's; `LOST` if ranks are missing though it exits 0;
+        `TIMED_OUT`; 128 + N where signal N ended the job.
+    """
+    env = command.environment(environ)
+    if monitor is not None:
+        env[REPORT] = monitor.report
+    with _signals() as came:
+        # A group of its own: Ctrl-C in the terminal comes to us alone, and we can end all of it.
+        process = subprocess.Popen(command.argv, env=env, start_new_session=True)
+        try:
+            forced = _attend(process, monitor, came, timeout_s, start_timeout_s, say)
+        finally:
+            _end_group(process)
+    if monitor is not None:
+        _hear_the_rest(monitor)
+    return _verdict(process.returncode, monitor, forced, say)
+
+
+@dataclass
+class _Ending:
+    """The job has to end: first the ranks are asked, then the launcher, then all are killed."""
+
+    status: int
+    began: float
+    asked_launcher: bool = False
+
+
+def _attend(
+    process: subprocess.Popen[bytes],
+    monitor: Monitor | None,
+    came: list[int],
+    timeout_s: float | None,
+    start_timeout_s: float,
+    say: Callable[[str], None],
+) -> int | None:
+    """Until the launcher has ended; the status, where we had to force it."""
+    start = time.monotonic()
+    ending: _Ending | None = None
+    lost_since: float | None = None
+    interrupts = 0
+    while process.poll() is None:
+        if monitor is not None:
+            monitor.listen(_TICK_S)
+        else:
+            try:
+                process.wait(_TICK_S)
+            except subprocess.TimeoutExpired:
+                pass
+        now = time.monotonic()
+        while came:
+            number = came.pop(0)
+            interrupts += number == signal.SIGINT
+            if interrupts > 1:
+                say("interrupted twice: killing the job")
+                return 128 + signal.SIGINT
+            _signal(process, monitor, number)
+            if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) and ending is None:
+                say(f"signal {signal.Signals(number).name} handed on to the ranks")
+                ending = _Ending(128 + number, now)
+        if ending is not None:
+            if not ending.asked_launcher and now - ending.began > _ASK_S:
+                ending.asked_launcher = True
+                process.terminate()
+            if now - ending.began > _ASK_S + _KILL_S:
+                return ending.status
+            continue
+        if timeout_s is not None and now - start > timeout_s:
+            say(f"the time limit of {timeout_s:g} s is reached: ending the job")
+            ending = _Ending(TIMED_OUT, now)
+        elif monitor is not None and len(monitor.ranks) < monitor.size and now - start > start_timeout_s:
+            missing = [rank for rank in range(monitor.size) if rank not in monitor.ranks]
+            say(
+                f"after {start_timeout_s:g} s, {len(missing)} of {monitor.size} ranks have not started "
+                f"({_numbers(missing)}): ending the job (--start-timeout)"
+            )
+            ending = _Ending(LOST, now)
+        elif monitor is not None and monitor.lost:
+            lost_since = now if lost_since is None else lost_since
+            if now - lost_since > _NOTICE_S:
+                ending = _Ending(LOST, now)
+        if ending is not None:
+            _signal(process, monitor, signal.SIGTERM)
+    if ending is not None and ending.status in (TIMED_OUT, LOST):
+        return ending.status
+    return None
+
+
+def _signal(process: subprocess.Popen[bytes], monitor: Monitor | None, number: int) -> None:
+    """To the ranks by our own connections; launchers differ in what they hand on, and how."""
+    if monitor is not None:
+        monitor.signal(number)
+        if len(monitor.ranks) == monitor.size:
+            return
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            return  # while it starts, it would end the launcher
+    process.send_signal(number)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """The launcher and what it started on this host; its ranks have groups of their own, and hear it from us."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL if process.poll() is None else signal.SIGTERM)
+    except (ProcessLookupError, PermissionError):
+        pass
+    process.wait()
+
+
+def _hear_the_rest(monitor: Monitor) -> None:
+    """What the last ranks said may come after the launcher's end."""
+    until = time.monotonic() + 1.0
+    while not monitor.complete and not monitor.lost and time.monotonic() < until:
+        monitor.listen(0.05)
+
+
+def _verdict(
+    launcher_status: int, monitor: Monitor | None, forced: int | None, say: Callable[[str], None]
+) -> int:
+    status = launcher_status if launcher_status >= 0 else 128 - launcher_status
+    if monitor is None:
+        return forced if forced is not None else status
+    failed = [rank for rank in monitor.order if rank.status]
+    # Those that the launcher ends after the first failure come later, and with a signal.
+    first = next((rank for rank in failed if (rank.status or 0) < 128), failed[0] if failed else None)
+    if first is not None and first.status:
+        say(f"rank {first.number} on {first.host} ended with {_in_words(first.status)}")
+    if monitor.lost and (first is None or forced == LOST):
+        hosts = dict.fromkeys(rank.host for rank in monitor.lost)
+        for host in hosts:
+            numbers = [rank.number for rank in monitor.lost if rank.host == host]
+            say(
+                f"lost rank{'s' * (len(numbers) > 1)} {_numbers(numbers)} on {host}: "
+                "killed, or the host or its link is down"
+            )
+    if forced is not None:
+        return forced
+    if first is not None and first.status and (first.status < 128 or not status):
+        return first.status
+    if status:
+        return status
+    if not monitor.complete:
+        silent = [rank for rank in range(monitor.size) if rank not in {done.number for done in monitor.order}]
+        say(
+            f"the launcher exits 0, but of {monitor.size} ranks {len(silent)} did not end well: {_numbers(silent)}"
+        )
+        return LOST
+    return 0
+
+
+def _in_words(status: int) -> str:
+    if status > 128:
+        try:
+            return f"status {status} ({signal.Signals(status - 128).name})"
+        except ValueError:
+            pass
+    return f"status {status}"
+
+
+def _numbers(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown
+
+
+def stderr_line(text: str) -> None:
+    """Print `text` as a line of this program."""
+    print(f"hpccoll launch: {text}", file=sys.stderr, flush=True)
