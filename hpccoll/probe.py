@@ -62,6 +62,11 @@ class Mpi:
     library: str
     mpirun: str
 
+    @property
+    def short(self) -> str:
+        """The version text without who built it where."""
+        return self.version.partition(", package")[0]
+
 
 def flavour_of(version: str) -> tuple[str, int]:
     """Name and major version from the library's version text; derivatives of MPICH count as MPICH."""

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,13 +134,13 @@ def choose(
             raise ArgumentError("--launcher srun works inside a Slurm job: use it within sbatch or salloc")
         if pmi is None:
             raise ArgumentError(
-                f"srun offers {', '.join(pmi_types) or 'no PMI'}, and {mpi.version} speaks none of these; "
+                f"srun offers {', '.join(pmi_types) or 'no PMI'}, and {mpi.short} speaks none of these; "
                 "use --launcher mpirun"
             )
         library = intel_pmi_library(environ) if mpi.flavour == "Intel MPI" else None
-        return srun_command(job, pmi, library), f"srun --mpi={pmi} for {mpi.version}"
+        return srun_command(job, pmi, library), f"srun --mpi={pmi} for {mpi.short}"
     command = mpirun_command(job, mpi, in_slurm)
-    return command, f"{mpi.mpirun} for {mpi.version}"
+    return command, f"{mpi.mpirun} for {mpi.short}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -216,14 +216,14 @@ def _wrapped(program: tuple[str, ...], options: argparse.Namespace) -> tuple[str
     return (sys.executable, "-m", "hpccoll.launch.rank", *directory, "--", *program)
 
 
-def _check_cores(job: Job, say: object) -> None:
+def _check_cores(job: Job, say: Callable[[str], None]) -> None:
     cores, wanted = usable_cores(), job.ranks * (job.cpus_per_rank or 1)
     if wanted > cores and not job.oversubscribe:
         raise ArgumentError(
             f"{job.ranks} ranks need {wanted} cores, and this host lets us use {cores}; name more hosts, ask for fewer "
             "ranks, or, for a test that measures nothing, --oversubscribe"
         )
-    if wanted > cores and callable(say):
+    if wanted > cores:
         say(
             f"{job.ranks} ranks share {cores} cores (oversubscribed): good to see that it works, not to measure"
         )
