@@ -79,7 +79,8 @@ def check_mpirun(place: Place) -> Finding:
     other = flavour != mpi.flavour
     return Finding(
         "mpirun",
-        ERROR if other and not place.started else WARNING,
+        # Where the right one is known, nothing is lost yet: hpccoll.launch takes that.
+        ERROR if other and not own and not place.started else WARNING,
         f"the mpirun in PATH belongs to another MPI than the one mpi4py loads ({flavour} against {mpi.flavour})"
         if other
         else f"the mpirun in PATH is of another installation of {flavour} than the library",

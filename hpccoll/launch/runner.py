@@ -54,6 +54,10 @@ class Monitor:
         Ranks that are expected.
     local : bool
         All of them run on this host.
+    ranks : dict
+        Those that have started, by number.
+    order : list
+        Those that have ended, or were lost, in the order in which it happened.
     """
 
     size: int
@@ -86,7 +90,7 @@ class Monitor:
     @property
     def complete(self) -> bool:
         """Every rank has ended and said so."""
-        return len(self.order) == self.size
+        return sum(rank.status is not None for rank in self.order) == self.size
 
     @property
     def lost(self) -> list[Rank]:
@@ -141,6 +145,7 @@ class Monitor:
         rank = self._rank_of.pop(connection, None)
         if rank is not None and rank.status is None:
             rank.lost = True
+            self.order.append(rank)
 
     def signal(self, number: int) -> None:
         """Have every rank's program get the signal `number`."""
@@ -330,29 +335,34 @@ def _verdict(
     status = launcher_status if launcher_status >= 0 else 128 - launcher_status
     if monitor is None:
         return forced if forced is not None else status
-    failed = [rank for rank in monitor.order if rank.status]
-    # Those that the launcher ends after the first failure come later, and with a signal.
-    first = next((rank for rank in failed if (rank.status or 0) < 128), failed[0] if failed else None)
-    if first is not None and first.status:
-        say(f"rank {first.number} on {first.host} ended with {_in_words(first.status)}")
-    if monitor.lost and (first is None or forced == LOST):
-        hosts = dict.fromkeys(rank.host for rank in monitor.lost)
-        for host in hosts:
-            numbers = [rank.number for rank in monitor.lost if rank.host == host]
-            say(
-                f"lost rank{'s' * (len(numbers) > 1)} {_numbers(numbers)} on {host}: "
-                "killed, or the host or its link is down"
-            )
+    bad = [rank for rank in monitor.order if rank.status or rank.lost]
+    cause = bad[0] if bad else None
+    # Where the launcher noticed first, the ranks it ended speak, and the lost ones do not any more.
+    silent = [rank for rank in monitor.ranks.values() if rank.status is None]
+    if cause is not None and cause.status:
+        say(f"rank {cause.number} on {cause.host} ended with {_in_words(cause.status)}")
+    if silent and (cause is None or cause.lost or cause.status == 128 + signal.SIGTERM):
+        by_time = [*(rank for rank in bad if rank.lost), *silent]
+        for host in dict.fromkeys(rank.host for rank in by_time):
+            numbers = sorted(rank.number for rank in silent if rank.host == host)
+            plural = "s" * (len(numbers) > 1)
+            say(f"lost rank{plural} {_numbers(numbers)} on {host}: killed, or the host or its link is down")
     if forced is not None:
         return forced
-    if first is not None and first.status and (first.status < 128 or not status):
-        return first.status
+    # What the launcher ends after the first failure ends with a signal.
+    told = next(
+        (rank.status for rank in bad if rank.status and rank.status < 128), cause.status if cause else None
+    )
+    if told and (told < 128 or not status):
+        return told
     if status:
         return status
     if not monitor.complete:
-        silent = [rank for rank in range(monitor.size) if rank not in {done.number for done in monitor.order}]
+        missing = [
+            rank for rank in range(monitor.size) if rank not in monitor.ranks or monitor.ranks[rank] in silent
+        ]
         say(
-            f"the launcher exits 0, but of {monitor.size} ranks {len(silent)} did not end well: {_numbers(silent)}"
+            f"the launcher exits 0, but of {monitor.size} ranks {len(missing)} did not end well: {_numbers(missing)}"
         )
         return LOST
     return 0

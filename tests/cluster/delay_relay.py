@@ -31,7 +31,9 @@ def relay(name_a: str, name_b: str, delay_s: float) -> None:
     a, b = opened(name_a), opened(name_b)
     other = {a: b, b: a}
     # By the socket to send on; in the order in which they came.
-    waiting: dict[socket.socket, collections.deque[tuple[float, bytes]]] = {end: collections.deque() for end in other}
+    waiting: dict[socket.socket, collections.deque[tuple[float, bytes]]] = {
+        end: collections.deque() for end in other
+    }
     poll = select.epoll()
     by_descriptor = {end.fileno(): end for end in other}
     for descriptor in by_descriptor:

@@ -83,7 +83,7 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 # quick: schedule at once, short waits, failures seen early
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
-SlurmdTimeout=10
+SlurmdTimeout=5
 SlurmctldTimeout=10
 InactiveLimit=0
 KillWait=2
