@@ -11,6 +11,7 @@
 # module load openmpi             # the site's MPI, if hpccoll uses it
 # . /shared/venv/bin/activate     # an environment that every host sees
 PYTHON=${PYTHON:-python3}
+RANK_PYTHON=${RANK_PYTHON:-$PYTHON} # what the ranks run; a script that enters a container, for example
 HOSTS=${HOSTS:-}                  # host:ranks,host:ranks ...; empty: this host alone
 RANKS=${RANKS:-}                  # empty: as many as HOSTS take; 2 on this host alone
 CPUS=${CPUS:-1}                   # cores per rank
@@ -68,7 +69,7 @@ if ((hosts > 1)); then
     ((status < 2)) || { cat -- "$DIR/doctor.txt"; fail "$status" "the hosts cannot be used from here"; }
     status=0
 fi
-run "${LAUNCH[@]}" -- "$PYTHON" -m hpccoll.doctor --preflight "$RANKS" --hosts $((hosts > 0 ? hosts : 1)) || status=$?
+run "${LAUNCH[@]}" -- "$RANK_PYTHON" -m hpccoll.doctor --preflight "$RANKS" --hosts $((hosts > 0 ? hosts : 1)) || status=$?
 ((status == 0)) || fail "$status" "the preflight failed"
 
 help=$("$PYTHON" -m hpccoll.allreduce --help)
@@ -79,7 +80,7 @@ for name in $COLLECTIVES; do
         record=(--json "$DIR/$name.json")
     fi
     [[ -z $reason ]] || fail 143 "$reason"
-    run "${LAUNCH[@]}" -- "$PYTHON" -m "hpccoll.$name" --no-progress "${record[@]}" "$@" >>"$DIR/$name.txt" || status=$?
+    run "${LAUNCH[@]}" -- "$RANK_PYTHON" -m "hpccoll.$name" --no-progress "${record[@]}" "$@" >>"$DIR/$name.txt" || status=$?
     cat -- "$DIR/$name.txt"
     ((status == 0)) || fail "$status" "$name failed"
 done

@@ -19,6 +19,7 @@
 # module load openmpi             # the site's MPI, if hpccoll uses it
 # . /shared/venv/bin/activate     # an environment that every node sees
 PYTHON=${PYTHON:-python3}
+RANK_PYTHON=${RANK_PYTHON:-$PYTHON} # what the ranks run; a script that enters a container, for example
 RESULTS=${RESULTS:-${SLURM_SUBMIT_DIR:-$PWD}/hpccoll-results}
 COLLECTIVES=${COLLECTIVES:-allreduce broadcast reduce allgather reduce_scatter alltoall}
 LAUNCHER=${LAUNCHER:-auto}        # srun, mpirun, or auto: srun if it can start this MPI
@@ -68,7 +69,7 @@ fail() { # STATUS TEXT
 }
 
 status=0
-run "${LAUNCH[@]}" -- "$PYTHON" -m hpccoll.doctor --preflight "$RANKS" --hosts "$SLURM_JOB_NUM_NODES" || status=$?
+run "${LAUNCH[@]}" -- "$RANK_PYTHON" -m hpccoll.doctor --preflight "$RANKS" --hosts "$SLURM_JOB_NUM_NODES" || status=$?
 ((status == 0)) || fail "$status" "the preflight failed"
 
 help=$("$PYTHON" -m hpccoll.allreduce --help)
@@ -80,7 +81,7 @@ for name in $COLLECTIVES; do
         record=(--json "$DIR/$name.json")
     fi
     [[ -z $reason ]] || fail 143 "$reason"
-    run "${LAUNCH[@]}" -- "$PYTHON" -m "hpccoll.$name" --no-progress "${record[@]}" "$@" >>"$DIR/$name.txt" || status=$?
+    run "${LAUNCH[@]}" -- "$RANK_PYTHON" -m "hpccoll.$name" --no-progress "${record[@]}" "$@" >>"$DIR/$name.txt" || status=$?
     cat -- "$DIR/$name.txt"
     ((status == 0)) || fail "$status" "$name failed"
     touch -- "$DIR/$name.done"

@@ -93,8 +93,10 @@ class Command:
 
     def environment(self, outer: Mapping[str, str]) -> dict[str, str]:
         """`outer` with what the command sets and unsets."""
-        kept = {name: value for name, value in outer.items() if name not in self.unsetting}
-        return {**kept, **self.setting}
+        kept = {name: value for name, value in outer.items() if name not in (*self.unsetting, "_")}
+        # As a shell does. It is the last one on purpose: Hydra 5.0.2 forgets the last variable of its environment
+        # when it gathers those of -genvlist.
+        return {**kept, **self.setting, "_": self.argv[0]}
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

@@ -32,6 +32,8 @@ _NOTICE_S = 5.0
 _ASK_S = TERM_S + 1.0
 _KILL_S = 3.0
 _TICK_S = 0.2
+# Lines of each kind about ranks that failed.
+_MOST_TOLD = 4
 
 
 @dataclass
@@ -218,9 +220,9 @@ def run(
         The status of the rank that failed first, else the launcher's; `LOST` if ranks are missing though it exits 0;
         `TIMED_OUT`; 128 + N where signal N ended the job.
     """
-    env = command.environment(environ)
     if monitor is not None:
-        env[REPORT] = monitor.report
+        environ = {**environ, REPORT: monitor.report}
+    env = command.environment(environ)
     with _signals() as came:
         # A group of its own: Ctrl-C in the terminal comes to us alone, and we can end all of it.
         process = subprocess.Popen(command.argv, env=env, start_new_session=True)
@@ -336,23 +338,13 @@ def _verdict(
     if monitor is None:
         return forced if forced is not None else status
     bad = [rank for rank in monitor.order if rank.status or rank.lost]
-    cause = bad[0] if bad else None
-    # Where the launcher noticed first, the ranks it ended speak, and the lost ones do not any more.
     silent = [rank for rank in monitor.ranks.values() if rank.status is None]
-    if cause is not None and cause.status:
-        say(f"rank {cause.number} on {cause.host} ended with {_in_words(cause.status)}")
-    if silent and (cause is None or cause.lost or cause.status == 128 + signal.SIGTERM):
-        by_time = [*(rank for rank in bad if rank.lost), *silent]
-        for host in dict.fromkeys(rank.host for rank in by_time):
-            numbers = sorted(rank.number for rank in silent if rank.host == host)
-            plural = "s" * (len(numbers) > 1)
-            say(f"lost rank{plural} {_numbers(numbers)} on {host}: killed, or the host or its link is down")
+    _tell_of(bad, silent, say)
     if forced is not None:
         return forced
     # What the launcher ends after the first failure ends with a signal.
-    told = next(
-        (rank.status for rank in bad if rank.status and rank.status < 128), cause.status if cause else None
-    )
+    statuses = [rank.status for rank in bad if rank.status]
+    told = next((each for each in statuses if each < 128), statuses[0] if statuses else None)
     if told and (told < 128 or not status):
         return told
     if status:
@@ -366,6 +358,22 @@ def _verdict(
         )
         return LOST
     return 0
+
+
+def _tell_of(bad: list[Rank], silent: list[Rank], say: Callable[[str], None]) -> None:
+    """Name the ranks that failed, first ones first, and those that said nothing.
+
+    Several, since the first to tell need not be the first that failed: a rank that another one broke with may be
+    quicker. Those that the launcher has terminated are of interest only where nobody else failed.
+    """
+    ended = [rank for rank in bad if rank.status and rank.status != 128 + signal.SIGTERM]
+    for rank in (ended or [rank for rank in bad if rank.status])[:_MOST_TOLD]:
+        say(f"rank {rank.number} on {rank.host} ended with {_in_words(rank.status or 0)}")
+    by_time = [*(rank for rank in bad if rank.lost), *silent]
+    for host in list(dict.fromkeys(rank.host for rank in by_time))[:_MOST_TOLD]:
+        numbers = sorted(rank.number for rank in silent if rank.host == host)
+        plural = "s" * (len(numbers) > 1)
+        say(f"lost rank{plural} {_numbers(numbers)} on {host}: killed, or the host or its link is down")
 
 
 def _in_words(status: int) -> str:

@@ -53,6 +53,7 @@ class Cluster:
         self.env = {
             **kept,
             "MC_DIR": str(base),
+            "MC_OWNER": str(os.getpid()),
             "MC_NODES": str(len(NODES)),
             "MC_CPUS": "4",
             "MC_SHARED": "\n".join(map(str, (ROOT, sys.prefix, shared))),

@@ -6,7 +6,8 @@
 # system is shared, as on a cluster with NFS; of /tmp only MC_DIR and the directories in MC_SHARED are. Nothing is
 # made in the machine's own network namespace; when a host's init dies, everything in that host dies with it.
 #
-#   minicluster.sh up                 start all; MC_DIR MC_NODES MC_CPUS, MC_SHARED (one directory a line)
+#   minicluster.sh up                 start all; MC_DIR MC_NODES MC_CPUS, MC_SHARED (one directory a line),
+#                                     MC_OWNER (a process with which the cluster ends)
 #   minicluster.sh exec HOST CMD...   run CMD in HOST; head is the login node: sbatch, srun, mpirun ...
 #   minicluster.sh status | down
 #   minicluster.sh kill-node NODE     power off: SIGKILL to everything in it
@@ -214,8 +215,12 @@ up) [ -z "$(init_pid head)" ] || die "already up in $D"
     trap 'for h in $(nodes) head; do stop_host "$h"; done' EXIT
     write_config
     for h in head $(nodes); do start_host "$h"; done
+    # However the process ends for which the cluster was made, the cluster ends too.
+    if [ -n "${MC_OWNER:-}" ]; then setsid bash "$SELF" _guard "$MC_OWNER" > /dev/null 2>&1 < /dev/null & fi
     wait_idle
     trap - EXIT ;;
+_guard) while [ -d "/proc/$2" ] && [ -n "$(init_pid head)" ]; do sleep 1; done
+    for h in $(nodes) head; do stop_host "$h"; done ;;
 _init) host_init "$2" ;;
 exec) h=$2; shift 2; in_host "$h" env SLURM_CONF="$D/etc/slurm.conf" "$@" ;;
 kill-node) stop_host "$2" ;;
@@ -238,5 +243,5 @@ delay) n=$2
 status) for h in head $(nodes); do p=$(init_pid "$h"); echo "$h ${p:-off}"; done
     in_host head env SLURM_CONF="$D/etc/slurm.conf" sinfo -N -l ;;
 down) for h in $(nodes) head; do stop_host "$h"; done ;;
-*) sed -n '2,18s/^# \{0,1\}//p' "$SELF"; exit 2 ;;
+*) sed -n '2,19s/^# \{0,1\}//p' "$SELF"; exit 2 ;;
 esac
