@@ -39,7 +39,7 @@ class DType(NamedTuple):
         ``"bool"``, ``"int"``, ``"float"``, ``"half"``, ``"complex"``, or ``"opaque"`` for what can only be
         moved.
     mpi : MPI.Datatype or None
-        The type in which MPI reduces it; None for half and opaque ones.
+        The type in which MPI reduces it, for half ones by operations of our own; None for opaque ones.
     """
 
     name: str
@@ -60,8 +60,8 @@ _DTYPES = {
         DType("uint16", 2, "int", MPI.UINT16_T),
         DType("uint32", 4, "int", MPI.UINT32_T),
         DType("uint64", 8, "int", MPI.UINT64_T),
-        DType("float16", 2, "half", None),
-        DType("bfloat16", 2, "half", None),
+        DType("float16", 2, "half", MPI.UINT16_T),
+        DType("bfloat16", 2, "half", MPI.UINT16_T),
         DType("float32", 4, "float", MPI.FLOAT),
         DType("float64", 8, "float", MPI.DOUBLE),
         DType("longdouble", np.dtype(np.longdouble).itemsize, "float", MPI.LONG_DOUBLE),
@@ -354,15 +354,21 @@ def direct(x: Any, out: Any, blocks: int = 0) -> tuple[Any, Any, int, DType] | N
         return None
     if not (out.is_cpu and out.is_contiguous()) or out.is_neg() or out.dtype is not kind:
         return None
-    second, out_size = out.data_ptr(), out.numel() * dtype.itemsize
+    second, count = out.data_ptr(), out.numel()
     if x is out:
-        return (None, _address(second, out_size), out.numel(), dtype) if not blocks else None
-    if not (x.is_cpu and x.is_contiguous()) or x.is_neg() or not _shapes_fit(x, out, blocks):
+        return (None, _address(second, count * dtype.itemsize), count, dtype) if not blocks else None
+    if not (x.is_cpu and x.is_contiguous()) or x.is_neg():
         return None
-    count = x.numel()
-    first, size = x.data_ptr(), count * dtype.itemsize
-    if first + size <= second or second + out_size <= first:
-        return _address(first, size), _address(second, out_size), count if blocks >= 0 else out.numel(), dtype
+    first = x.data_ptr()
+    if not blocks:
+        size = out_size = count * dtype.itemsize
+        fits = x.shape == out.shape
+    else:
+        size, out_size = x.nbytes, out.nbytes
+        fits = _shapes_fit(x, out, blocks)
+        count = min(count, x.numel())
+    if fits and (first + size <= second or second + out_size <= first):
+        return _address(first, size), _address(second, out_size), count, dtype
     return None
 
 

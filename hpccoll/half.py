@@ -1,33 +1,62 @@
 """Reductions of float16 and bfloat16: accumulated in float32, rounded once, the same bits on every rank.
 
-MPI libraries have no such operation. Two ways lead there:
+MPI libraries have no such operation. Three ways lead there:
 
-- *wide*: convert to float32, let MPI reduce, round. Twice the bytes on the wire, few messages: for small
-  ones.
-- *exchange*: every rank owns one block of the elements, gets all ranks' versions of it as they are (2 bytes
-  each),
-  adds them up in float32 in the order of the ranks, rounds, and hands the result on. The traffic is that of a
-  float32 reduction of the same number of bytes: 2 (n-1)/n times the message for an allreduce.
+- *pair*: between two ranks a sum or a product is one operation, which MPI is given.
+- *wide*: convert to float32, let MPI reduce, round. Twice the bytes on the wire, few messages: for small ones.
+- *exchange*: every rank owns one block of the elements, gets all ranks' versions of it as they are (2 bytes each),
+  adds them up in float32 in the order of the ranks, rounds, and hands the result on. The traffic is that of a float32
+  reduction of the same number of bytes: 2 (n-1)/n times the message for an allreduce.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from hpccoll import transport
 from hpccoll.buffers import Buffer, scratch
 
-EXCHANGE_BLOCK_BYTES = 16 * 1024
+EXCHANGE_BLOCK_BYTES = 128 * 1024
 """Size of one rank's block from which on the exchange is taken (docs/performance.md has the measurement)."""
+
+_INBOX_BYTES = 4 * 1024 * 1024
+_LEAST_PIECE_BYTES = 64 * 1024
 
 # Beyond the range is infinity, and infinity less infinity NaN, here as in MPI: values, not reasons for a warning.
 _quietly = np.errstate(over="ignore", invalid="ignore")
 
 _TILE = 32 * 1024  # elements: a tile in float32 and its sources stay in the second-level cache
+
+
+_PAIRWISE = {"sum": "add", "prod": "multiply"}
+
+
+@cache
+def pair_operation(dtype: str, op: str) -> Any:
+    """Make the MPI operation that is a whole reduction between two ranks; None for those that need float32 outside.
+
+    Of two values the sum and the product are computed in float32 and rounded once by torch and by NumPy themselves.
+    """
+    if op not in _PAIRWISE:
+        return None
+
+    @_quietly
+    def combine(incoming: Any, accumulated: Any, _: Any) -> None:
+        if not len(accumulated):
+            return
+        library: Any = sys.modules.get("torch", np)  # torch does it five times as fast
+        kind = np.dtype(dtype) if library is np else getattr(library, dtype)
+        total = library.frombuffer(accumulated, dtype=kind)
+        getattr(library, _PAIRWISE[op])(library.frombuffer(incoming, dtype=kind), total, out=total)
+
+    return MPI.Op.Create(combine, commute=True)
 
 
 def _exchanges(mpi: Any, whole: Buffer) -> bool:
@@ -44,7 +73,7 @@ def allreduce(mpi: Any, send: Buffer, recv: Buffer, op: str, wide_op: Any) -> No
     counts = _split(send.count, mpi.size)
     start = sum(counts[: mpi.rank])
     block = recv.line[start : start + counts[mpi.rank]]
-    _combine(_collect_rows(mpi, send, counts), block, op)
+    _reduce_own_block(mpi, send, counts, block, op)
     transport.allgather(mpi, None, recv, counts)
 
 
@@ -60,7 +89,7 @@ def reduce(mpi: Any, send: Buffer, recv: Buffer | None, op: str, wide_op: Any, r
         return
     counts = _split(send.count, mpi.size)
     block = scratch(send, send.dtype.name, counts[mpi.rank])
-    _combine(_collect_rows(mpi, send, counts), block.line, op)
+    _reduce_own_block(mpi, send, counts, block.line, op)
     transport.gather(mpi, block, recv, counts, root, send.nbytes)
 
 
@@ -72,7 +101,7 @@ def reduce_scatter(
         transport.reduce_scatter(mpi, wide, block, counts, wide_op)
         _narrow(block, recv, op, mpi.size)
     else:
-        _combine(_collect_rows(mpi, send, counts), recv.line, op)
+        _reduce_own_block(mpi, send, counts, recv.line, op)
 
 
 def scan(mpi: Any, send: Buffer, recv: Buffer, op: str, wide_op: Any, exclusive: bool) -> None:
@@ -83,12 +112,14 @@ def scan(mpi: Any, send: Buffer, recv: Buffer, op: str, wide_op: Any, exclusive:
         _narrow(wide, recv, op, max(1, mpi.rank + (not exclusive)))
         return
     counts = _split(send.count, mpi.size)
-    own = [counts[mpi.rank]] * mpi.size
-    rows = scratch(send, send.dtype.name, sum(own))
-    bound = _bound(send, counts)
-    transport.exchange_blocks(mpi, send, rows, counts, own, bound, skip_own=False)
+    own = counts[mpi.rank]
+    rows = scratch(send, send.dtype.name, own * mpi.size)
+    blocks = list(zip(accumulate(counts, initial=0), counts, strict=False))
+    versions = [(rank * own, own) for rank in range(mpi.size)]
+    bound = max(send.nbytes, mpi.size * max(counts) * send.dtype.itemsize)
+    transport.exchange_parts(mpi, send, blocks, rows, versions, bound)
     _accumulate(rows.line.reshape(mpi.size, -1), op, exclusive)
-    transport.exchange_blocks(mpi, rows, recv, own, counts, bound, skip_own=False)
+    transport.exchange_parts(mpi, rows, versions, recv, blocks, bound)
 
 
 def _split(count: int, size: int) -> list[int]:
@@ -98,22 +129,28 @@ def _split(count: int, size: int) -> list[int]:
     return [max(0, min(block, count - rank * block)) for rank in range(size)]
 
 
-def _bound(whole: Buffer, counts: Sequence[int]) -> int:
-    """Return the most bytes that a rank sends or collects when every rank owns one block."""
-    return max(whole.nbytes, len(counts) * max(counts) * whole.dtype.itemsize)
+def _reduce_own_block(mpi: Any, send: Buffer, counts: Sequence[int], out: Any, op: str) -> None:
+    """Get every rank's version of this rank's block and reduce them, in the order of the ranks, into `out`.
 
-
-def _collect_rows(mpi: Any, send: Buffer, counts: Sequence[int]) -> list[Any]:
-    """Get every rank's version of this rank's block, in the order of the ranks; the own one where it lies."""
-    own = counts[mpi.rank]
-    lengths = [0 if rank == mpi.rank else own for rank in range(mpi.size)]
-    inbox = scratch(send, send.dtype.name, sum(lengths))
-    transport.exchange_blocks(mpi, send, inbox, counts, lengths, _bound(send, counts), skip_own=True)
-    offsets = list(accumulate(lengths, initial=0))
-    rows = [inbox.line[offset : offset + own] for offset in offsets[:-1]]
-    start = sum(counts[: mpi.rank])
-    rows[mpi.rank] = send.line[start : start + own]
-    return rows
+    This goes piece by piece, so that the memory that it takes does not grow with the message.
+    """
+    rank, size, own = mpi.rank, mpi.size, counts[mpi.rank]
+    step = max(_LEAST_PIECE_BYTES, _INBOX_BYTES // (size - 1)) // send.dtype.itemsize
+    starts = list(accumulate(counts, initial=0))
+    inbox = scratch(send, send.dtype.name, min(step, own) * (size - 1))
+    places = [other - (other > rank) for other in range(size)]  # there is none for this rank
+    for first in range(0, max(counts), step):
+        length = max(0, min(step, own - first))
+        outgoing = [
+            (start + first, max(0, min(step, count - first)))
+            for start, count in zip(starts, counts, strict=False)
+        ]
+        incoming = [(place * length, length) for place in places]
+        outgoing[rank] = incoming[rank] = (0, 0)
+        transport.exchange_parts(mpi, send, outgoing, inbox, incoming, send.nbytes)
+        rows = [inbox.line[place * length : (place + 1) * length] for place in places]
+        rows[rank] = send.line[starts[rank] + first : starts[rank] + first + length]
+        _combine(rows, out[first : first + length], op)
 
 
 def _widen(buffer: Buffer) -> Buffer:

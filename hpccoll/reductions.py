@@ -117,37 +117,50 @@ def _refusal(op: Any, dtype: DType, method: str) -> ArgumentError:
 # ---- On buffers. `send` None means in place.
 
 
-def allreduce(mpi: Any, send: Buffer | None, recv: Buffer, op: str, mpi_op: Any) -> None:
-    if recv.dtype.kind == "half":
-        half.allreduce(mpi, send or recv, recv, op, mpi_op)
-        return
-    transport.allreduce(mpi, send, recv, mpi_op)
-    _complete(recv, op, mpi.size)
+def _done_by_mpi(mpi: Any, dtype: DType, op: str, mpi_op: Any) -> Any:
+    """Return the operation that MPI reduces the dtype with; None if :mod:`hpccoll.half` has to."""
+    if dtype.kind != "half":
+        return mpi_op
+    return half.pair_operation(dtype.name, op) if mpi.size == 2 else None
+
+
+def allreduce(mpi: Any, send: Buffer | None, recv: Buffer, op: str, wide_op: Any) -> None:
+    mpi_op = _done_by_mpi(mpi, recv.dtype, op, wide_op)
+    if mpi_op is None:
+        half.allreduce(mpi, send or recv, recv, op, wide_op)
+    else:
+        transport.allreduce(mpi, send, recv, mpi_op)
+        _complete(recv, op, mpi.size)
 
 
 def reduce(
-    mpi: Any, send: Buffer, recv: Buffer | None, in_place: bool, op: str, mpi_op: Any, root: int
+    mpi: Any, send: Buffer, recv: Buffer | None, in_place: bool, op: str, wide_op: Any, root: int
 ) -> None:
     """`recv` is None except on the root."""
-    if send.dtype.kind == "half":
-        half.reduce(mpi, send, recv, op, mpi_op, root)
+    mpi_op = _done_by_mpi(mpi, send.dtype, op, wide_op)
+    if mpi_op is None:
+        half.reduce(mpi, send, recv, op, wide_op, root)
         return
     transport.reduce(mpi, None if in_place else send, recv, mpi_op, root)
     if recv is not None:
         _complete(recv, op, mpi.size)
 
 
-def reduce_scatter(mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], op: str, mpi_op: Any) -> None:
-    if send.dtype.kind == "half":
-        half.reduce_scatter(mpi, send, recv, counts, op, mpi_op)
-        return
-    transport.reduce_scatter(mpi, send, recv, counts, mpi_op)
-    _complete(recv, op, mpi.size)
+def reduce_scatter(
+    mpi: Any, send: Buffer, recv: Buffer, counts: Sequence[int], op: str, wide_op: Any
+) -> None:
+    mpi_op = _done_by_mpi(mpi, send.dtype, op, wide_op)
+    if mpi_op is None:
+        half.reduce_scatter(mpi, send, recv, counts, op, wide_op)
+    else:
+        transport.reduce_scatter(mpi, send, recv, counts, mpi_op)
+        _complete(recv, op, mpi.size)
 
 
-def scan(mpi: Any, send: Buffer | None, recv: Buffer, op: str, mpi_op: Any, exclusive: bool) -> None:
-    if recv.dtype.kind == "half":
-        half.scan(mpi, send or recv, recv, op, mpi_op, exclusive)
+def scan(mpi: Any, send: Buffer | None, recv: Buffer, op: str, wide_op: Any, exclusive: bool) -> None:
+    mpi_op = _done_by_mpi(mpi, recv.dtype, op, wide_op)
+    if mpi_op is None:
+        half.scan(mpi, send or recv, recv, op, wide_op, exclusive)
     else:
         transport.scan(mpi, send, recv, mpi_op, exclusive)
         _complete(recv, op, max(1, mpi.rank + (not exclusive)))

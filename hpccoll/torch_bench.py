@@ -36,10 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = [least]
     while sizes[-1] * options.factor <= most:
         sizes.append(sizes[-1] * options.factor)
+    import torch.distributed as dist
+
+    import hpccoll.torch_backend  # noqa: F401  # where hpccoll is not installed
+
+    dist.init_process_group("mpi")
     from hpccoll.bench.torch_compare import run_comparison, silence
 
     silence()
-    return run_comparison(options.part or _PARTS, sizes, options.rounds, options.json)
+    status = run_comparison(options.part or _PARTS, sizes, options.rounds, options.json)
+    dist.destroy_process_group()
+    return status
 
 
 if __name__ == "__main__":

@@ -192,29 +192,22 @@ def alltoallv(
     _exchange(mpi, send, _parts(send_counts), recv, _parts(recv_counts))
 
 
-def exchange_blocks(
+def exchange_parts(
     mpi: Any,
     send: Buffer,
+    outgoing: Sequence[tuple[int, int]],
     recv: Buffer,
-    send_counts: Sequence[int],
-    recv_counts: Sequence[int],
+    incoming: Sequence[tuple[int, int]],
     bound: int,
-    skip_own: bool,
 ) -> None:
-    """Exchange blocks whose sizes follow from what all ranks know.
+    """Exchange parts, given as (offset, count), whose sizes follow from what all ranks know.
 
-    `bound`, the same on every rank and no smaller than any rank's bytes on either side, decides the form. With
-    `skip_own` the block for this rank itself is left out; `recv` then holds no place for it.
+    `bound`, the same on every rank and no smaller than any rank's bytes on either side, decides the form.
     """
-    outgoing = _parts(send_counts)
-    if skip_own:
-        outgoing[mpi.rank] = (0, 0)
     if bound > MAX_COUNT:
-        _exchange(mpi, send, outgoing, recv, _parts(recv_counts))
-        return
-    size = send.dtype.itemsize
-    offsets, counts = [offset * size for offset, _ in outgoing], [count * size for _, count in outgoing]
-    mpi.Alltoallv([send.memory, counts, offsets, MPI.BYTE], _vector(recv, recv_counts))
+        _exchange(mpi, send, outgoing, recv, incoming)
+    else:
+        mpi.Alltoallv(_vector_of_parts(send, outgoing), _vector_of_parts(recv, incoming))
 
 
 def _even(buffer: Buffer, size: int) -> list[int]:
@@ -239,6 +232,16 @@ def _vector(buffer: Buffer, counts: Sequence[int]) -> list[Any]:
     size = buffer.dtype.itemsize
     lengths = [count * size for count in counts]
     return [buffer.memory, lengths, list(accumulate(lengths[:-1], initial=0)), MPI.BYTE]
+
+
+def _vector_of_parts(buffer: Buffer, parts: Sequence[tuple[int, int]]) -> list[Any]:
+    size = buffer.dtype.itemsize
+    return [
+        buffer.memory,
+        [count * size for _, count in parts],
+        [offset * size for offset, _ in parts],
+        MPI.BYTE,
+    ]
 
 
 def _exchange(

@@ -156,10 +156,11 @@ pytest_suite() {
     finish "$name" "$status" "$start"
 }
 
-# mpi_suite NAME VENV RANKS
+# mpi_suite NAME VENV RANKS OPTIONS...
 mpi_suite() {
     # The launcher of Intel MPI finds its parts through PATH.
-    pytest_suite "$1" env "PATH=$2/bin:$PATH" "$2/bin/mpirun" -n "$3" "$2/bin/python" -m pytest tests/mpi --with-mpi
+    pytest_suite "$1" env "PATH=$2/bin:$PATH" \
+        "$2/bin/mpirun" -n "$3" "$2/bin/python" -m pytest tests/mpi --with-mpi "${@:4}"
 }
 
 lint() {
@@ -193,10 +194,12 @@ if [[ $MODE != lint ]]; then
         for ranks in 1 2 3 4; do
             mpi_suite "ompi-$ranks" "$OMPI" "$ranks"
         done
+        mpi_suite ompi-large "$OMPI" 2 -m large # messages beyond 2**31 - 1 elements: 5 GB of memory
         if [[ -n ${HPCCOLL_TEST_MPICH:-} ]]; then
             for ranks in 2 3; do
                 mpi_suite "mpich-$ranks" "$MPICH" "$ranks"
             done
+            mpi_suite mpich-large "$MPICH" 2 -m large
         else
             check mpich false
         fi

@@ -21,7 +21,6 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import hpccoll.torch_backend  # noqa: F401  # gives torch the backend where nothing is installed
 from hpccoll.units import format_bytes
 
 __all__ = ["PARTS", "run_comparison"]
@@ -60,6 +59,11 @@ class Bench:
         elapsed = time.perf_counter() - start
         return self.control.allreduce(elapsed, MPI.MAX) / count * 1e6
 
+    def once(self, call: Callable[[], Any]) -> float:
+        """Microseconds of a call; the best of three after one to warm up."""
+        self._block(call, 1)
+        return min(self._block(call, 1) for _ in range(3))
+
     def _calls_per_block(self, call: Callable[[], Any]) -> int:
         first = self._block(call, 2)
         return max(1, min(_MOST_CALLS, int(_BLOCK_S * 1e6 / first)))
@@ -70,8 +74,10 @@ class Bench:
 
 
 def run_comparison(parts: Sequence[str], sizes: Sequence[int], rounds: int, json_target: str | None) -> int:
-    """Run the parts, print their tables on rank 0, and write all rows to a file if one is named."""
-    dist.init_process_group("mpi")
+    """Run the parts on the process group that there is, print their tables on rank 0, and write all rows to a file.
+
+    The group was made before this module was imported: how MPI waits is settled when it starts.
+    """
     bench = Bench(rounds)
     bench.say(
         f"# torch {torch.__version__}, {bench.size} ranks on {os.cpu_count()} cores, "
@@ -83,7 +89,6 @@ def run_comparison(parts: Sequence[str], sizes: Sequence[int], rounds: int, json
             json.dump(
                 {"format": "hpccoll.torch_bench/1", "torch": torch.__version__, **found}, file, indent=1
             )
-    dist.destroy_process_group()
     return 0
 
 
@@ -269,41 +274,80 @@ def _ddp(bench: Bench, sizes: Sequence[int]) -> Rows:
     return rows
 
 
+_WIDTH, _LAYERS = 1024, 12
+
+
 def _overlap(bench: Bench, sizes: Sequence[int]) -> Rows:
-    """A backward pass whose gradients take about as long to send as to compute."""
-    bench.say(f"\n{'overlap':>15} {'backward us':>12} {'comm us':>10} {'step us':>10} {'step/(sum)':>11}")
+    """A backward pass whose gradients take about as long to send as to compute, and half and twice as long."""
+    bench.say(
+        f"\n{'overlap':>15} {'compute us':>12} {'comm us':>10} {'step us':>10} {'step/(sum)':>11} {'hidden':>7}"
+    )
+    model, silent = _bucketed(), _bucketed()
+    # DDP reads a hook's annotations, and takes no strings for them.
+    silent.register_comm_hook(bench.size, lambda size, bucket: _divide_only(size, bucket))
+    buckets = [torch.zeros(_WIDTH * _WIDTH) for _ in range(_LAYERS)]
+
+    def communicate() -> None:
+        for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
+            work.wait()
+
     rows = []
-    for width, batch in ((1024, 4), (1024, 8), (1024, 16), (1024, 32)):
-        torch.manual_seed(0)
-        inner = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(12)])
-        model = DistributedDataParallel(inner, bucket_cap_mb=4, gradient_as_bucket_view=True)
-        x = torch.randn(batch, width)
-        buckets = [torch.zeros(width * width) for _ in range(12)]
-
-        def backward(model: Any = model, x: Any = x) -> None:
-            with model.no_sync():
-                model(x).sum().backward()
-
-        def step(model: Any = model, x: Any = x) -> None:
-            model(x).sum().backward()
-
-        def communicate(buckets: Any = buckets) -> None:
-            for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
-                work.wait()
-
+    balanced = max(2, _balanced_batch(bench, silent, communicate))
+    for batch in (balanced // 2, balanced, balanced * 2):
+        x = torch.randn(batch, _WIDTH)
         for _ in range(3):
-            step()
-        times = bench.compare({"backward": backward, "comm": communicate, "step": step}, count=3)
-        ratio = statistics.median(
-            s / (b + c) for s, b, c in zip(times["step"], times["backward"], times["comm"], strict=True)
-        )
-        row = {"batch": batch, **_medians(times), "ratio": ratio}
+            _forward_backward(model, x)
+        calls: dict[str, Callable[[], Any]] = {
+            "compute": partial(_forward_backward, silent, x),
+            "comm": communicate,
+            "step": partial(_forward_backward, model, x),
+        }
+        times = bench.compare(calls, count=3)
+        rounds = list(zip(times["compute"], times["comm"], times["step"], strict=True))
+        row = {
+            "batch": batch,
+            **_medians(times),
+            "ratio": statistics.median(s / (c + m) for c, m, s in rounds),
+        }
+        row["hidden"] = statistics.median((c + m - s) / min(c, m) for c, m, s in rounds)
         rows.append(row)
         bench.say(
-            f"{f'batch {batch}':>15} {row['backward_us']:12.0f} {row['comm_us']:10.0f} "
-            f"{row['step_us']:10.0f} {ratio:11.2f}"
+            f"{f'batch {batch}':>15} {row['compute_us']:12.0f} {row['comm_us']:10.0f} {row['step_us']:10.0f} "
+            f"{row['ratio']:11.2f} {row['hidden']:7.0%}"
         )
     return rows
+
+
+def _bucketed() -> Any:
+    torch.manual_seed(0)
+    return DistributedDataParallel(
+        nn.Sequential(*[nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(_LAYERS)]),
+        bucket_cap_mb=_WIDTH * _WIDTH * 4 / 2**20,
+        gradient_as_bucket_view=True,
+    )
+
+
+def _divide_only(size: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Hook of DDP that does what DDP does besides communicating."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer().div_(size))
+    return future
+
+
+def _forward_backward(model: Any, x: Any) -> None:
+    model(x).sum().backward()
+
+
+def _balanced_batch(bench: Bench, silent: Any, communicate: Callable[[], None]) -> int:
+    """The batch, a power of two, whose forward and backward pass take about as long as sending the gradients."""
+    target = bench.once(communicate)
+    batch = 1
+    while (
+        batch < 1 << 14
+        and bench.once(partial(_forward_backward, silent, torch.randn(batch, _WIDTH))) < target * 0.7
+    ):
+        batch *= 2
+    return batch
 
 
 PARTS: dict[str, Callable[[Bench, Sequence[int]], Rows]] = {

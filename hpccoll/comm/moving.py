@@ -32,6 +32,11 @@ class Moving(Issuing):
         `x`
         """
         root = rank_of(self, root, "broadcast", "root")
+        if blocking and self._free_to_go and (plain := direct(x, x)) is not None:
+            nbytes = plain[2] * plain[3].itemsize
+            if nbytes <= transport.MAX_COUNT:
+                self._directly("broadcast", self.mpi.Bcast, (plain[1], nbytes, MPI.BYTE), root)
+                return x
         at_root = self.rank == root
         buffer = source(x, "broadcast") if at_root else destination(x, "broadcast")
 

@@ -44,7 +44,10 @@ class Reducing(Issuing):
             mpi_op = reductions.alone(op, dtype.name)
             if mpi_op is not None and count <= transport.MAX_COUNT:
                 send_spec = MPI.IN_PLACE if send_memory is None else (send_memory, count, dtype.mpi)
-                self._directly("allreduce", self.mpi.Allreduce, send_spec, (memory, count, dtype.mpi), mpi_op)
+                try:  # not by _directly: a tenth of a microsecond counts here
+                    self.mpi.Allreduce(send_spec, (memory, count, dtype.mpi), mpi_op)
+                except MPI.Exception as error:
+                    raise self._transfer_error("allreduce", error) from error
                 return out
         send = source(x, "allreduce")
         recv = target(out, send, send.shape, "allreduce")

@@ -9,7 +9,7 @@ from typing import Any
 
 import hpccoll
 from hpccoll.errors import CommunicatorError
-from hpccoll.torch_backend import ending, torch_internals
+from hpccoll.torch_backend import ending, torch_internals, waiting
 
 
 def make_world(timeout: timedelta) -> tuple[Any, int, int]:
@@ -26,6 +26,7 @@ def make_group(opts: Any, pg_options: Any = None) -> Any:
 
     ranks = list(opts.global_ranks_in_group)
     mpi = _whole(opts.group_rank, opts.group_size) if not ranks else _part(ranks)
+    mpi = waiting.communicator(mpi)
     return MpiProcessGroup(opts.store, mpi, ranks or list(range(opts.group_size)), opts.timeout)
 
 
@@ -38,6 +39,7 @@ def _whole(rank: int, size: int) -> Any:
             'leave rank and world_size out and use init_method="mpi://"'
         )
     ending.prepare(world)
+    waiting.decide(world)
     return world.run("init_process_group", lambda: world.mpi.Split(0, rank))
 
 

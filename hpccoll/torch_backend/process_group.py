@@ -83,6 +83,8 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _tabulate(self) -> None:
         """Fill `_plain` from the tables of :class:`Comm`, so that there is no second one."""
+        if not torch_internals.TELLS_ASYNC:
+            return
         self._plain = {
             (dtype, number): (dtype.itemsize, dtype_of(dtype).mpi, operation)
             for dtype in _DTYPES
@@ -145,6 +147,8 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         What is still pending goes on, and the communicator is freed after it: this does not wait for other ranks.
         """
+        if self not in _live:
+            return
         comm = self._comm
         self.forbid("Invalid process group specified: it has been destroyed")
         limits.unwatch(self)
@@ -797,12 +801,10 @@ def _join(tensors: Sequence[Any]) -> Any:
 
 def _hand_out(joined: Any, tensors: Sequence[Any]) -> None:
     """Copy consecutive parts of a flat tensor to where they belong."""
+    parts = joined.split([tensor.numel() for tensor in tensors])
     with torch.no_grad():
-        start = 0
-        for tensor in tensors:
-            count = tensor.numel()
-            tensor.copy_(joined[start : start + count].view(tensor.shape))
-            start += count
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part if tensor.dim() == 1 else part.view(tensor.shape))
 
 
 def _flat_target(output: Any) -> tuple[Any, Any]:

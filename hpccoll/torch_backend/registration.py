@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
+import torch
+
+from hpccoll import environment
 from hpccoll.torch_backend import torch_internals
 
 
@@ -35,9 +40,26 @@ def _make_group(opts: Any, pg_options: Any = None) -> Any:
 
 
 def _make_world(timeout: Any) -> Any:
+    _yield_on_a_crowded_node()
     from hpccoll.torch_backend.groups import make_world
 
     return make_world(timeout)
+
+
+def _yield_on_a_crowded_node() -> None:
+    """Let Open MPI give its core away while it waits, where ranks and worker threads share the cores of one node.
+
+    It does so by itself only for more ranks than cores, and counts no threads. Read when MPI starts.
+    """
+    if "mpi4py.MPI" in sys.modules or os.environ.get("HPCCOLL_TORCH_WAIT") == "sleep":
+        return  # too late, or not wanted: each look at a request would give the core away for a time slice
+    launch = environment.detect()
+    if launch is None or launch.size is None or launch.size != launch.local_size:
+        return
+    cores, whole = environment.usable_cores(), os.cpu_count() or 1
+    share = cores if cores < whole // 2 else cores // launch.size  # a bound rank sees its own cores only
+    if share <= torch.get_num_threads():
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
 def _rendezvous(url: str, **kwargs: Any) -> Any:

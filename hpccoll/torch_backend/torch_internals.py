@@ -11,11 +11,12 @@ which is an ordinary registered backend, and put back the name that the user gav
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -34,7 +35,9 @@ _WITH_TAG = "_new_group_with_tag"
 
 _RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
-_state: dict[str, Any] = {"serves_mpi": False, "originals": {}}
+_APART = 1_000_000  # more groups than anybody makes
+
+_state: dict[str, Any] = {"serves_mpi": False, "originals": {}, "apart": {}}
 
 
 # ---- What this torch is
@@ -96,6 +99,7 @@ def serve_mpi(
     _wrap("init_process_group", _init)
     _wrap("split_group", _split)
     _wrap("monitored_barrier", _monitored_barrier)
+    _wrap("destroy_process_group", _destroy)
     _state["serves_mpi"] = True
 
 
@@ -232,10 +236,27 @@ def _make_subgroup(original: Callable[..., Any], signature: inspect.Signature, a
     if asked != MPI:
         return original(*args, **kwargs)
     arguments["backend"] = OWN
-    group = original(**arguments)
+    with _counted_apart(arguments.get("ranks")):
+        group = original(**arguments)
     if hasattr(group, "adopt"):
         _rename(group, MPI)
     return group
+
+
+@contextlib.contextmanager
+def _counted_apart(ranks: Any) -> Iterator[None]:
+    """Keep a group that only its members make out of torch's count of groups.
+
+    torch names groups by that count, and gloo meets under the name: it has to stay alike on members and others.
+    """
+    world = c10d._world
+    key = tuple(sorted(ranks or ()))
+    count, world.group_count = world.group_count, _APART + _state["apart"].get(key, 0)
+    _state["apart"][key] = _state["apart"].get(key, 0) + 1
+    try:
+        yield
+    finally:
+        world.group_count = count
 
 
 def _split(original: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any) -> Any:
@@ -265,6 +286,16 @@ def _monitored_barrier(
     if not hasattr(group, "adopt"):
         return original(*args, **kwargs)
     return group.monitored_barrier(arguments.get("timeout"), arguments.get("wait_all_ranks", False))
+
+
+def _destroy(original: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any) -> Any:
+    """``destroy_process_group``, which in older versions of torch shuts no Python group down."""
+    ours = [group for group in c10d._world.pg_map if hasattr(group, "adopt")]
+    result = original(*args, **kwargs)
+    for group in ours:
+        if group not in c10d._world.pg_map:
+            group.shutdown()
+    return result
 
 
 # ---- Groups and options
@@ -317,6 +348,9 @@ def _number(op: Any) -> int:
 
 number_of: Callable[[Any], int] = hash if _number_is_hash() else _number
 """The number of a ``ReduceOp``. Its hash is that number, and costs a third of asking for it."""
+
+TELLS_ASYNC = hasattr(dist.AllreduceOptions(), "asyncOp")
+"""Whether options say if the caller waits; a torch without it asks for every operation as an asynchronous one."""
 
 PREMUL_SUM = int(getattr(dist.ReduceOp.RedOpType, "PREMUL_SUM", -1))
 

@@ -147,6 +147,8 @@ def reduced(arrays: Sequence[np.ndarray], op: str, dtype: str) -> np.ndarray:
     if dtype in HALF:
         arrays = [array.astype(np.float32) for array in arrays]
     total = functools.reduce(_UFUNC[op], arrays)
+    if op in ("land", "lor", "lxor"):
+        total = total != 0  # also of one array alone
     if op == "avg":
         # Real and imaginary parts alone: a division by a complex number rounds more than once.
         total = np.ascontiguousarray(total).reshape(-1).view(total.real.dtype)

@@ -38,6 +38,8 @@ def algorithm(request, monkeypatch):
 
         monkeypatch.setattr(transport, "MAX_COUNT", 100)
         monkeypatch.setattr(transport, "_BLOCK", 16)
+        monkeypatch.setattr(half, "_INBOX_BYTES", 4096)
+        monkeypatch.setattr(half, "_LEAST_PIECE_BYTES", 256)
     return request.param
 
 

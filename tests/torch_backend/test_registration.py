@@ -133,3 +133,32 @@ def test_addresses_are_never_loopback():
     assert rendezvous._is_routable("10.0.0.1")
     for address in ("127.0.1.1", "::1", "0.0.0.0", "169.254.1.1", "fe80::1%eth0", "nonsense"):
         assert not rendezvous._is_routable(address)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4096"}, "1"),  # more ranks than this node has cores
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2048"}, None),  # several nodes
+        (
+            {"OMPI_COMM_WORLD_LOCAL_SIZE": "4096", "OMPI_MCA_mpi_yield_when_idle": "0"},
+            "0",
+        ),  # the user's word holds
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4096", "HPCCOLL_TORCH_WAIT": "sleep"}, None),
+    ],
+)
+def test_open_mpi_yields_on_a_crowded_node(environment, expected, monkeypatch):
+    pytest.importorskip("torch")
+    from hpccoll.torch_backend import registration
+
+    found = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "PMI", "SLURM", "HPCCOLL"))},
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "4096",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        **environment,
+    }
+    monkeypatch.setattr(os, "environ", found)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    registration._yield_on_a_crowded_node()
+    assert found.get("OMPI_MCA_mpi_yield_when_idle") == expected

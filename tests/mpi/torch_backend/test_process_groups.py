@@ -40,6 +40,9 @@ def test_only_members_take_part(comm):
         assert total(group) == 1
         dist.destroy_process_group(group)
     everybody = dist.new_group()
+    names = [None] * comm.size
+    dist.all_gather_object(names, everybody.group_name)
+    assert len(set(names)) == 1  # gloo and others meet under it; torch counts groups to make it
     outside = dist.new_group([comm.size - 1])
     assert (outside == dist.GroupMember.NON_GROUP_MEMBER) == (comm.rank != comm.size - 1)
     assert total(everybody) == comm.size
