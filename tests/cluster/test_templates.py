@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,12 +120,16 @@ def test_requeue_goes_on(cluster: Cluster, place: Path) -> None:
         "-e",
         "8",
         "-n",
-        "20000",
+        "3000",
         COLLECTIVES="allreduce broadcast",
     )
     directory = place / "hpccoll-results" / job
     wait_until((directory / "allreduce.done").exists, "the first collective")
     cluster.run("scontrol", "requeue", job)
+    wait_until((directory / "PARTIAL").exists, "the end of the script")
+    time.sleep(
+        4
+    )  # if it were started again sooner, the end of the first run would count as that of the second
     wait_until(lambda: cluster.state(job) == "PENDING", "the job to be queued again")
     time_of_first = (directory / "allreduce.done").stat().st_mtime
     # Slurm holds a requeued job back for two minutes.
