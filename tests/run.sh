@@ -218,7 +218,8 @@ fi
 # Several hosts, made of namespaces, with a real Slurm: as root, with what apt installs.
 if [[ $MODE == all ]]; then
     if reason=$(bash tests/cluster/install.sh 2>"$RESULTS/cluster-install.txt" </dev/null); then
-        pytest_suite cluster "$PY" -m pytest tests/cluster
+        # The node lists again: now there is a scontrol to compare with.
+        pytest_suite cluster "$PY" -m pytest tests/cluster tests/test_nodelist.py
     elif [[ ${CI:-} == true ]]; then
         say "the cluster tests cannot run: $reason"
         check cluster false
