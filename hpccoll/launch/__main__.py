@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from hpccoll.launch.commands import (
     parse_hosts,
     srun_command,
 )
+from hpccoll.launch.monitor import Monitor
+from hpccoll.launch.rank import REPORT
+from hpccoll.launch.runner import run, stderr_line
 from hpccoll.probe import Mpi, ProbeError, intel_pmi_library, pmi_for, probe_mpi, slurm_pmi_types
 
 __all__ = ["main"]
@@ -155,8 +158,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launch(options: argparse.Namespace, words: Sequence[str]) -> int:
-    from hpccoll.launch.runner import Monitor, run, stderr_line
-
     outer = detect()
     if outer is not None and (outer.size or 2) > 1:
         raise UsageError(
@@ -177,35 +178,29 @@ def _launch(options: argparse.Namespace, words: Sequence[str]) -> int:
     )
     local = not job.hosts and not in_slurm
     if local:
-        _check_cores(job, stderr_line)
+        _check_cores(job)
     elif job.oversubscribe:
         stderr_line("oversubscribed as asked: good to see that it works, not to measure")
-    if options.dry_run or options.no_monitor:
-        job = replace(job, exports=exported_names(environ, options.export))
-        command, why = choose(
-            options.launcher, job, mpi, environ, slurm_pmi_types(environ) if in_slurm else ()
-        )
-        if options.dry_run:
-            print(command.shell())
-            return 0
-        stderr_line(why)
-        return run(command, environ, None, options.timeout, options.start_timeout, stderr_line)
+    pmi_types = slurm_pmi_types(environ) if in_slurm else ()
+
+    def command_for(variables: Mapping[str, str]) -> Command:
+        exporting = replace(job, exports=exported_names(variables, options.export))
+        command, why = choose(options.launcher, exporting, mpi, variables, pmi_types)
+        if not options.dry_run:
+            stderr_line(why)
+        return command
+
+    if options.dry_run:
+        print(command_for(environ).shell())
+        return 0
+    if options.output_dir:
+        stderr_line(f"the ranks' output is in {Path(options.output_dir).absolute()}")
+    limits = options.timeout, options.start_timeout
+    if options.no_monitor:
+        return run(command_for(environ), environ, None, *limits, stderr_line)
     with Monitor(job.ranks, local) as monitor:
-        environ[_report_name()] = monitor.report
-        job = replace(job, exports=exported_names(environ, options.export))
-        command, why = choose(
-            options.launcher, job, mpi, environ, slurm_pmi_types(environ) if in_slurm else ()
-        )
-        stderr_line(why)
-        if options.output_dir:
-            stderr_line(f"the ranks' output is in {Path(options.output_dir).absolute()}")
-        return run(command, environ, monitor, options.timeout, options.start_timeout, stderr_line)
-
-
-def _report_name() -> str:
-    from hpccoll.launch.rank import REPORT
-
-    return REPORT
+        environ[REPORT] = monitor.report
+        return run(command_for(environ), environ, monitor, *limits, stderr_line)
 
 
 def _wrapped(program: tuple[str, ...], options: argparse.Namespace) -> tuple[str, ...]:
@@ -216,7 +211,7 @@ def _wrapped(program: tuple[str, ...], options: argparse.Namespace) -> tuple[str
     return (sys.executable, "-m", "hpccoll.launch.rank", *directory, "--", *program)
 
 
-def _check_cores(job: Job, say: Callable[[str], None]) -> None:
+def _check_cores(job: Job) -> None:
     cores, wanted = usable_cores(), job.ranks * (job.cpus_per_rank or 1)
     if wanted > cores and not job.oversubscribe:
         raise ArgumentError(
@@ -224,7 +219,7 @@ def _check_cores(job: Job, say: Callable[[str], None]) -> None:
             "ranks, or, for a test that measures nothing, --oversubscribe"
         )
     if wanted > cores:
-        say(
+        stderr_line(
             f"{job.ranks} ranks share {cores} cores (oversubscribed): good to see that it works, not to measure"
         )
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from hpccoll.launch.commands import Command
-from hpccoll.launch.runner import Monitor, run, stderr_line
+from hpccoll.launch.monitor import Monitor
+from hpccoll.launch.rank import REPORT
+from hpccoll.launch.runner import run, stderr_line
 
 size, started, timeout, start_timeout, directory, *program = sys.argv[1:]
 fake = str(Path(__file__).with_name("fake_mpirun.py"))
@@ -18,7 +20,7 @@ with Monitor(int(size), local=True) as monitor:
     sys.exit(
         run(
             Command((sys.executable, fake, started, *rank)),
-            os.environ,
+            {**os.environ, REPORT: monitor.report},
             monitor,
             float(timeout) or None,
             float(start_timeout),
