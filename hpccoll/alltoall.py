@@ -4,7 +4,6 @@ Every rank has a block for every rank. S = n * count * itemsize (sent by a rank)
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from hpccoll.aborting import run_program
 from hpccoll.bench.case import Case, Source
@@ -15,7 +14,6 @@ CASE = Case(
     summary="Every rank receives everybody's block for it.",
     sends=lambda place: place.size,
     expects=lambda place: [Source(rank, place.rank) for rank in range(place.size)],
-    bind=lambda comm, b: partial(comm.alltoall, b.send, out=b.recv),
     stacked_send=True,
     stacked_recv=True,
     scaled=True,

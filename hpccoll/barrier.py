@@ -15,7 +15,6 @@ CASE = Case(
     summary="No rank leaves before all have entered.",
     sends=lambda place: 0,
     expects=lambda place: [],
-    bind=lambda comm, b: comm.barrier,
     busbw=lambda size: 1.0,
     sized=False,
 )

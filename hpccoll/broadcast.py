@@ -4,7 +4,6 @@ The root's block goes to every rank, in place. S = count * itemsize, busbw = alg
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from hpccoll.aborting import run_program
 from hpccoll.bench.case import Case, Source
@@ -15,7 +14,6 @@ CASE = Case(
     summary="Every rank receives the root's block.",
     sends=lambda place: int(place.rank == place.root),
     expects=lambda place: [Source(place.root, 0)],
-    bind=lambda comm, b: partial(comm.broadcast, b.recv, root=b.place.root),
     busbw=lambda size: 1.0,
     takes_root=True,
     always_in_place=True,

@@ -5,7 +5,6 @@ busbw = algbw * (n-1)/n.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from hpccoll.aborting import run_program
 from hpccoll.bench.case import Case, Source, one_block
@@ -16,7 +15,6 @@ CASE = Case(
     summary="The root receives everybody's block.",
     sends=one_block,
     expects=lambda place: [Source(rank, 0) for rank in range(place.size) if place.rank == place.root],
-    bind=lambda comm, b: partial(comm.gather, b.send, root=b.place.root, out=b.recv),
     stacked_recv=True,
     scaled=True,
     in_place="block",

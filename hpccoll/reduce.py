@@ -4,7 +4,6 @@ Every rank has one block; the root receives the reduction of all of them. S = co
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from hpccoll.aborting import run_program
 from hpccoll.bench.case import ALL, Case, Source, one_block
@@ -15,7 +14,6 @@ CASE = Case(
     summary="The root receives the reduction of everybody's block.",
     sends=one_block,
     expects=lambda place: [Source(ALL, 0)] if place.rank == place.root else [],
-    bind=lambda comm, b: partial(comm.reduce, b.send, op=b.op, root=b.place.root, out=b.recv),
     busbw=lambda size: 1.0,
     takes_op=True,
     takes_root=True,

@@ -5,7 +5,6 @@ S = n * count * itemsize (sent by a rank), busbw = algbw * (n-1)/n.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from hpccoll.aborting import run_program
 from hpccoll.bench.case import ALL, Case, Source
@@ -16,7 +15,6 @@ CASE = Case(
     summary="Every rank receives the reduction of everybody's block for it.",
     sends=lambda place: place.size,
     expects=lambda place: [Source(ALL, place.rank)],
-    bind=lambda comm, b: partial(comm.reduce_scatter, b.send, op=b.op, out=b.recv),
     stacked_send=True,
     scaled=True,
     takes_op=True,

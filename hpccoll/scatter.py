@@ -4,7 +4,6 @@ The root has a block for every rank. S = n * count * itemsize (sent by the root)
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from hpccoll.aborting import run_program
 from hpccoll.bench.case import Case, Source
@@ -15,7 +14,6 @@ CASE = Case(
     summary="Every rank receives its block of the root's.",
     sends=lambda place: place.size if place.rank == place.root else 0,
     expects=lambda place: [Source(place.root, place.rank)],
-    bind=lambda comm, b: partial(comm.scatter, b.send, root=b.place.root, out=b.recv),
     stacked_send=True,
     scaled=True,
     takes_root=True,

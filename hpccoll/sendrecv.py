@@ -4,29 +4,17 @@ Every rank sends its block to the next rank and receives that of the previous on
 S = count * itemsize (sent by a rank), busbw = algbw.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from hpccoll.aborting import run_program
-from hpccoll.bench.case import Buffers, Case, Source, one_block
+from hpccoll.bench.case import Case, Source, one_block
 from hpccoll.bench.program import measure_case
-
-if TYPE_CHECKING:
-    from hpccoll.comm import Comm
-
-
-def _bind(comm: "Comm", b: Buffers) -> Callable[[], object]:
-    rank, size, _ = b.place
-    return partial(comm.sendrecv, b.send, dest=(rank + 1) % size, source=(rank - 1) % size, out=b.recv)
-
 
 CASE = Case(
     name="sendrecv",
     summary="Every rank sends its block to the next rank and receives that of the previous one.",
     sends=one_block,
     expects=lambda place: [Source((place.rank - 1) % place.size, 0)],
-    bind=_bind,
     busbw=lambda size: 1.0,
 )
 

@@ -1,4 +1,4 @@
-"""``mpirun -n 2 python -m hpccoll.torch_bench``: torch.distributed over mpi and over gloo, side by side.
+"""``mpirun -n 2 python -m hpccoll.torch_bench``: times torch.distributed over mpi and over gloo, side by side.
 
 Compares the collectives over a range of sizes and training steps with DDP, and shows what the backend costs on top of
 mpi4py, how the half types do, and whether gradients travel while others are computed. See docs/torch.md.

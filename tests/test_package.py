@@ -81,7 +81,7 @@ def test_import_is_light() -> None:
     }
 
 
-@pytest.mark.parametrize("module", ["errors", "units", "environment", "aborting", "gate", "cli"])
+@pytest.mark.parametrize("module", ["errors", "units", "environment", "records", "aborting", "gate", "cli"])
 def test_the_foundation_is_light(module: str) -> None:
     assert not {name.partition(".")[0] for name in loaded_by(f"import hpccoll.{module}")} & HEAVY
 
@@ -194,7 +194,11 @@ def test_wheel_holds_everything(wheel: Path) -> None:
         held = {name for name in archive.namelist() if name.startswith("hpccoll/")}
         metadata = archive.read(f"hpccoll-{hpccoll.__version__}.dist-info/METADATA").decode()
         entry_points = archive.read(f"hpccoll-{hpccoll.__version__}.dist-info/entry_points.txt").decode()
-    there = {str(path.relative_to(ROOT)) for path in (ROOT / "hpccoll").rglob("*.py")} | {"hpccoll/py.typed"}
+    there = {
+        str(path.relative_to(ROOT))
+        for pattern in ("*.py", "*.c", "py.typed")
+        for path in (ROOT / "hpccoll").rglob(pattern)
+    }
     assert held == there
     assert "hpccoll = hpccoll.cli:main" in entry_points
     for line in (

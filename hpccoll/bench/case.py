@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from hpccoll.comm import Comm
+from typing import Any, NamedTuple
 
 __all__ = ["ALL", "Buffers", "Case", "Place", "Source", "one_block", "ring_factor"]
 
@@ -70,15 +67,13 @@ class Case:
     Attributes
     ----------
     name : str
-        The program's name.
+        The program's name, and the engines' for the call.
     summary : str
         One line for ``--help``.
     sends : callable
         Place -> number of blocks that this rank sends; 0 for none.
     expects : callable
         Place -> the Source of each block that this rank receives; empty for none.
-    bind : callable
-        (Comm, Buffers) -> a function of no arguments that makes the call.
     busbw : callable
         Number of ranks -> busbw / algbw.
     stacked_send, stacked_recv : bool
@@ -100,7 +95,6 @@ class Case:
     summary: str
     sends: Callable[[Place], int]
     expects: Callable[[Place], Sequence[Source]]
-    bind: Callable[[Comm, Buffers], Callable[[], object]]
     busbw: Callable[[int], float] = ring_factor
     stacked_send: bool = False
     stacked_recv: bool = False
@@ -116,6 +110,10 @@ class Case:
         if nbytes == 0:
             return 0
         return max(1, nbytes // (itemsize * (size if self.scaled else 1)))
+
+    def repeatable(self, in_place: bool) -> bool:
+        """Whether the call gives the same result again when nothing is refilled in between."""
+        return not (in_place and self.in_place == "whole")
 
     def nbytes(self, count: int, itemsize: int, size: int) -> int:
         """S, the size of a row: what `count` elements a block really come to."""

@@ -12,7 +12,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll._version import __version__
-from hpccoll.bench.host import binding
+from hpccoll.bench.clock import resolution_ns
+from hpccoll.bench.host import binding, processor
 from hpccoll.bench.results import Header
 
 __all__ = ["gather_header"]
@@ -21,12 +22,14 @@ __all__ = ["gather_header"]
 def gather_header(collective: str, engine: str, mode: str, control: Any) -> Header | None:
     """Header of a run on rank 0, None elsewhere; collective over the mpi4py communicator `control`."""
     bound = binding()
-    places = control.gather((MPI.Get_processor_name(), bound.cores, bound.allowed))
+    places = control.gather((MPI.Get_processor_name(), processor(), bound.cores, bound.allowed))
     if places is None:
         return None
     hosts: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
-    for host, cores, allowed in places:
+    kinds: dict[str, str] = {}
+    for host, model, cores, allowed in places:
         hosts.setdefault(host, []).append((cores, allowed))
+        kinds[host] = model
     usable = [len({core for _, allowed in ranks for core in allowed}) for ranks in hosts.values()]
     per_host = [len(ranks) for ranks in hosts.values()]
     return Header(
@@ -46,6 +49,11 @@ def gather_header(collective: str, engine: str, mode: str, control: Any) -> Head
         usable_cores_per_host=usable,
         oversubscribed=any(n > cores for n, cores in zip(per_host, usable, strict=True)),
         unbound=any(_unbound([allowed for _, allowed in ranks]) for ranks in hosts.values()),
+        mixed_hosts=len(
+            set(zip(kinds.values(), (ranks[0][0] for ranks in hosts.values()), usable, strict=True))
+        )
+        > 1,
+        clock_resolution_ns=resolution_ns(),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Binding", "available_nbytes", "binding"]
+__all__ = ["Binding", "available_nbytes", "binding", "processor"]
 
 
 def available_nbytes(root: Path = Path("/")) -> int | None:
@@ -96,3 +96,16 @@ def binding() -> Binding:
     if hasattr(os, "sched_getaffinity"):
         return Binding(cores, tuple(sorted(os.sched_getaffinity(0))))
     return Binding(cores, tuple(range(cores)))
+
+
+def processor(root: Path = Path("/")) -> str:
+    """Name of the processor's model; empty where the system does not say."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model", "cpu", "CPU part"):
+            return value.strip()
+    return ""

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hpccoll.bench.case import Case
+from hpccoll.bench.converters import numbers, percent, root, seconds, size_option, whole, words
 from hpccoll.bench.dtypes import DTYPES, DType
+from hpccoll.bench.guidelines import COMPOSITIONS
 from hpccoll.environment import is_first_rank
-from hpccoll.units import parse_bytes
 
-__all__ = ["OPS", "Options", "Parser", "UsageError", "parse", "parse_sizes", "size_option", "whole"]
+__all__ = [
+    "ENGINES",
+    "MODES",
+    "OPS",
+    "Options",
+    "Parser",
+    "UsageError",
+    "parse",
+    "parse_sizes",
+    "size_option",
+    "whole",
+]
 
+ENGINES = ("c", "mpi4py", "numpy", "torch", "torch-mpi", "gloo", "nccl")
+TORCH_ENGINES = frozenset(("torch", "torch-mpi", "gloo", "nccl"))
+MODES = ("barrier", "window", "pipelined")
 OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor")
 
 
@@ -50,12 +65,30 @@ class Options:
         ``all`` was given: what has no meaning is left out instead of refused.
     roots : tuple of int
     in_place : bool
-    buffer : str
-        ``numpy`` or ``torch``.
-    json : str or None
-    progress : bool
+    engines : tuple of str
+    mode : str
+        ``barrier``, ``window`` or ``pipelined``.
+    barrier : str
+        ``library`` or ``dissemination``.
+    batch : int or None
+        Calls in a sample; None: chosen by the resolution of the clock and the mode.
+    launches : int
+    target_ci : float or None
+        Relative half width of the interval at which a row ends.
+    max_seconds : float
+        After which it ends in any case.
+    rotate_nbytes : int
     max_memory : int or None
         Bytes that a rank may use for a row.
+    guidelines, fit, wide, progress : bool
+    predict : tuple of int
+        Numbers of ranks.
+    model, json, csv, log_dir : str or None
+        Files and a directory.
+    writers : str
+        ``rank`` or ``node``.
+    max_samples : int
+        Sample lines of a case, over all ranks, above which a histogram takes their place.
     """
 
     sizes: tuple[int, ...]
@@ -68,50 +101,26 @@ class Options:
     roots: tuple[int, ...]
     every_root: bool
     in_place: bool
-    buffer: str
-    json: str | None
-    progress: bool
+    engines: tuple[str, ...]
+    mode: str
+    barrier: str
+    batch: int | None
+    launches: int
+    target_ci: float | None
+    max_seconds: float
+    rotate_nbytes: int
     max_memory: int | None
-
-
-def size_option(text: str) -> int:
-    """argparse type: a number of bytes with K, M or G."""
-    try:
-        return parse_bytes(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """argparse type: a whole number of at least `least`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"a whole number is expected, got {text!r}") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
-        return value
-
-    return convert
-
-
-def _words(valid: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """argparse type: one or several of `valid`, separated by commas, or ``all``."""
-
-    def convert(text: str) -> tuple[str, ...]:
-        words = tuple(text.split(","))
-        for word in words:
-            if word not in valid and text != "all":
-                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(valid)}")
-        return words
-
-    return convert
-
-
-def _root(text: str) -> int | str:
-    return text if text == "all" else whole(0)(text)
+    guidelines: bool
+    fit: bool
+    wide: bool
+    progress: bool
+    predict: tuple[int, ...]
+    model: str | None
+    json: str | None
+    csv: str | None
+    log_dir: str | None
+    writers: str
+    max_samples: int
 
 
 def parse_sizes(smallest: int, largest: int, factor: int) -> Iterator[int]:
@@ -130,30 +139,72 @@ def build(case: Case) -> Parser:
         epilog="Sizes take K, M and G (binary); GB/s is 1e9 bytes per second. Definitions: docs/methods.md.",
         allow_abbrev=False,
     )
-    add: Any = parser.add_argument
+    _add_calls(parser.add_argument_group("what is called"), case)
+    _add_timing(parser.add_argument_group("how it is timed"), case)
+    _add_output(parser.add_argument_group("what is shown and kept"), case)
+    return parser
+
+
+def _add_calls(group: Any, case: Case) -> None:
+    add, several = group.add_argument, "one, several with commas, or all, of"
     if case.sized:
         scope = "sent or received per rank" if case.scaled else "of the message"
         add("-b", "--min-bytes", type=size_option, default="8", metavar="SIZE", help=f"smallest, {scope} (8)")
         add("-e", "--max-bytes", type=size_option, default="16M", metavar="SIZE", help="largest (16M)")
         add("-f", "--factor", type=whole(2), default=2, metavar="N", help="from one size to the next (2)")
-    add("-n", "--iters", type=whole(1), metavar="N", help="timed calls per row (chosen by size and time)")
-    add("-w", "--warmup", type=whole(0), metavar="N", help="calls before them (20, or 5 above 64K)")
-    if case.sized:
-        several = "one, several with commas, or all, of"
         dtypes = f"{several} {', '.join(DTYPES)} (float32)"
-        add("--dtype", type=_words(tuple(DTYPES)), default="float32", metavar="DTYPE", help=dtypes)
+        add("--dtype", type=words(tuple(DTYPES)), default="float32", metavar="DTYPE", help=dtypes)
     if case.takes_op:
-        add("--op", type=_words(OPS), default="sum", metavar="OP", help=f"{several} {', '.join(OPS)} (sum)")
+        add("--op", type=words(OPS), default="sum", metavar="OP", help=f"{several} {', '.join(OPS)} (sum)")
     if case.takes_root:
-        add("--root", type=_root, default=0, metavar="RANK", help="root of the collective, or all (0)")
+        add("--root", type=root, default=0, metavar="RANK", help="root of the collective, or all (0)")
     if case.in_place:
         add("--in-place", action="store_true", help="the result overwrites the input")
     if case.sized:
-        add("--buffer", choices=("numpy", "torch"), default="numpy", help="arrays or tensors (numpy)")
         add("--max-memory", type=size_option, metavar="SIZE", help="skip rows that need more per rank")
+    engines = f"{several} {', '.join(ENGINES)} (numpy); ratios are to the first"
+    add("--engine", type=words(ENGINES), default="numpy", metavar="ENGINE", help=engines)
+    if case.name in COMPOSITIONS:
+        parts = " and ".join("+".join(parts) for parts in COMPOSITIONS[case.name])
+        add("--guidelines", action="store_true", help=f"time {parts} too; it should not be faster")
+
+
+def _add_timing(group: Any, case: Case) -> None:
+    add = group.add_argument
+    add("-n", "--iters", type=whole(1), metavar="N", help="timed calls per row (chosen by size and time)")
+    add("-w", "--warmup", type=whole(0), metavar="N", help="calls before them (20, or 5 above 64K)")
+    mode = "each call behind a barrier, at an agreed time, or back to back (barrier)"
+    add("--mode", choices=MODES, default="barrier", help=mode)
+    kinds = ("library", "dissemination")
+    add("--barrier", choices=kinds, default="library", help="MPI's own, or messages of ours (library)")
+    add("--batch", type=whole(1), metavar="N", help="calls per sample (chosen by the clock's resolution)")
+    add("--launches", type=whole(1), default=1, metavar="K", help="repeat all, sizes in random order (1)")
+    add("--target-ci", type=percent, metavar="P%", help="go on until the interval is median +- P %%")
+    add("--max-seconds", type=seconds, default=10.0, metavar="S", help="but no longer than this per row (10)")
+    if case.sized:
+        add(
+            "--rotate-buffers",
+            type=size_option,
+            default=0,
+            metavar="SIZE",
+            help="cold caches: so much in turn",
+        )
+
+
+def _add_output(group: Any, case: Case) -> None:
+    add = group.add_argument
+    add("--wide", action="store_true", help="more columns: percentiles, variation")
+    if case.sized:
+        add("--fit", action="store_true", help="latency and bandwidth from the rows, by segments")
+    add("--predict", type=numbers, default=(), metavar="N,N", help="what the fit says of N ranks: a model")
+    add("--model", metavar="FILE", help="JSON of a run on fewer ranks: compare this run with its prediction")
     add("--json", metavar="FILE", help="also write header and rows as JSON; - is standard output")
+    add("--csv", metavar="FILE", help="also write the rows as a table for other programs")
+    add("--log-dir", metavar="DIR", help="a new directory in DIR with a file of records for each rank")
+    add("--writers", choices=("rank", "node"), default="rank", help="one file per rank or per node (rank)")
+    most = "above so many records of a row, over all ranks, keep a histogram (1000000)"
+    add("--max-samples", type=whole(0), default=1_000_000, metavar="N", help=most)
     add("--no-progress", action="store_true", help="no progress bar on a terminal")
-    return parser
 
 
 def parse(case: Case, argv: Sequence[str] | None) -> Options:
@@ -168,7 +219,8 @@ def parse(case: Case, argv: Sequence[str] | None) -> Options:
     smallest, largest = given.get("min_bytes", 0), given.get("max_bytes", 0)
     if smallest > largest:
         raise UsageError(f"--min-bytes {smallest} is more than --max-bytes {largest}")
-    dtypes, ops, root = given.get("dtype", ("uint8",)), given.get("op", (None,)), given.get("root", 0)
+    dtypes, ops, given_root = given.get("dtype", ("uint8",)), given.get("op", (None,)), given.get("root", 0)
+    engines = given["engine"]
     options = Options(
         sizes=tuple(parse_sizes(smallest, largest, given.get("factor", 2))) if case.sized else (0,),
         iters=given["iters"],
@@ -177,23 +229,54 @@ def parse(case: Case, argv: Sequence[str] | None) -> Options:
         ops=OPS if ops == ("all",) else ops,
         every_op=ops == ("all",),
         every_dtype=dtypes == ("all",),
-        roots=(0,) if root == "all" else (root,),
-        every_root=root == "all",
+        roots=(0,) if given_root == "all" else (given_root,),
+        every_root=given_root == "all",
         in_place=given.get("in_place", False),
-        buffer=given.get("buffer", "numpy"),
-        json=given["json"],
-        progress=not given["no_progress"],
+        engines=ENGINES if engines == ("all",) else tuple(dict.fromkeys(engines)),
+        mode=given["mode"],
+        barrier=given["barrier"],
+        batch=given["batch"],
+        launches=given["launches"],
+        target_ci=given["target_ci"],
+        max_seconds=given["max_seconds"],
+        rotate_nbytes=given.get("rotate_buffers", 0),
         max_memory=given.get("max_memory"),
+        guidelines=given.get("guidelines", False),
+        fit=given.get("fit", False),
+        wide=given["wide"],
+        progress=not given["no_progress"],
+        predict=given["predict"],
+        model=given["model"],
+        json=given["json"],
+        csv=given["csv"],
+        log_dir=given["log_dir"],
+        writers=given["writers"],
+        max_samples=given["max_samples"],
     )
+    _check_combinations(case, options)
     _check_packages(options)
     return options
 
 
+def _check_combinations(case: Case, options: Options) -> None:
+    repeats = options.mode == "pipelined" or (options.batch or 1) > 1
+    if repeats and not case.repeatable(options.in_place):
+        what = "--mode pipelined" if options.mode == "pipelined" else "--batch"
+        raise UsageError(f"{what} repeats a call on its own result; leave out --in-place")
+    if options.batch == 1 and options.mode == "pipelined":
+        raise UsageError("--mode pipelined needs a --batch of 2 calls or more")
+    if options.json == options.csv == "-":
+        raise UsageError("--json - and --csv - cannot both have standard output")
+    if options.writers == "node" and options.log_dir is None:
+        raise UsageError("--writers needs --log-dir")
+
+
 def _check_packages(options: Options) -> None:
-    if options.buffer == "torch":
-        if importlib.util.find_spec("torch") is None:
-            raise UsageError("--buffer torch needs PyTorch: pip install 'hpccoll[torch]'")
+    """An engine that is missing is left out; of the only one that is wanted the reason comes at once."""
+    if options.engines == ("torch",) and importlib.util.find_spec("torch") is None:
+        raise UsageError("--engine torch needs PyTorch: pip install 'hpccoll[torch]'")
+    if TORCH_ENGINES & set(options.engines):
         return
     foreign = [dtype.name for dtype in options.dtypes if dtype.needs_ml_dtypes]
     if foreign and not options.every_dtype and importlib.util.find_spec("ml_dtypes") is None:
-        raise UsageError(f"--dtype {foreign[0]} needs `pip install ml_dtypes`, or --buffer torch")
+        raise UsageError(f"--dtype {foreign[0]} needs `pip install ml_dtypes`, or --engine torch")

@@ -21,10 +21,10 @@ from mpi4py import MPI
 
 from hpccoll.bench.case import Buffers, Case, Place
 from hpccoll.bench.dtypes import DTYPES
-from hpccoll.bench.engines import ENGINES, Engine
+from hpccoll.bench.engines import Engine, make_engine
 from hpccoll.bench.header import gather_header
 from hpccoll.bench.report import Printer, conditions
-from hpccoll.bench.results import check_json_target
+from hpccoll.bench.results import check_target
 from hpccoll.bench.storage import RowData, Tables
 from hpccoll.comm import Comm, world
 from hpccoll.errors import VerificationError
@@ -83,8 +83,8 @@ def run_overhead(
     """
     comm = world()
     control: Any = comm.mpi.Dup()
-    check_json_target(json_target, control)
-    chosen = [ENGINES[name]() for name in engines]
+    check_target("--json", json_target, control)
+    chosen = [make_engine(name) for name in engines]
     header = gather_header("overhead", ", ".join(engines), MODE, control)
     printer = Printer(sys.stderr if json_target == "-" else sys.stdout)
     if header is not None:
@@ -135,7 +135,8 @@ def _compare(
         data = RowData(case, Tables(dtype, op, comm.size), count, place, salt=number, in_place=False)
     for engine in engines:
         send, recv = (None, None) if data is None else data.windows(engine.kind)[0]
-        calls.append(engine.bind(case, comm, Buffers(send, recv, op or "", place, in_place=False)))
+        buffers = Buffers(send, recv, op or "", place, in_place=False)
+        calls.append(engine.bind(case.name, comm, buffers).call)
     for engine, call in zip(engines, calls, strict=True):
         _verify(case, engine, call, data, control)
     number_of_calls = _calls_per_block(calls[0], control)

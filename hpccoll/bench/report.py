@@ -1,24 +1,25 @@
-"""The table on standard output, and the progress bar on a terminal."""
+"""The table on standard output."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from hpccoll.bench.case import Case
-from hpccoll.bench.results import Header, Row, write_json
+from hpccoll.bench.results import Header, Row, write_aside
 
-__all__ = ["Printer", "Report", "conditions", "on_terminal"]
+__all__ = ["Column", "Printer", "Report", "columns_of", "conditions", "on_terminal"]
+
+_INDEPENDENT = ("bytes", "count", "dtype", "op", "root", "engine", "mode")
 
 
-_INDEPENDENT = ("bytes", "count", "dtype", "op", "root")
+class Column(NamedTuple):
+    """A column of the table."""
 
-
-class _Column(NamedTuple):
     title: str
     unit: str
     width: int
@@ -35,30 +36,54 @@ def _time(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f}" if value < 1000 else f"{value:.1f}"
 
 
-def _columns(case: Case) -> list[_Column]:
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{100 * value:.1f}"
+
+
+def _samples(row: Row) -> str:
+    return str(row.iterations) if row.batch == 1 else f"{row.iterations}x{row.batch}"
+
+
+def _marks(row: Row) -> str:
+    return "".join(flag[0].upper() for flag in row.flags.split(",") if flag) or "-"
+
+
+def columns_of(case: Case, *, engines: Sequence[str], wide: bool) -> list[Column]:
+    """The columns that mean something for `case`; several engines have their names and ratios."""
+    several = len(engines) > 1
     columns = []
     if case.sized:
         columns += [
-            _Column("bytes", "", 12, lambda row: str(row.nbytes)),
-            _Column("count", "", 12, lambda row: str(row.count)),
-            _Column("dtype", "", 13, lambda row: str(row.dtype)),
+            Column("bytes", "", 12, lambda row: str(row.nbytes)),
+            Column("count", "", 12, lambda row: str(row.count)),
+            Column("dtype", "", 13, lambda row: str(row.dtype)),
         ]
     if case.takes_op:
-        columns.append(_Column("op", "", 5, lambda row: str(row.op)))
+        columns.append(Column("op", "", 5, lambda row: str(row.op)))
     if case.takes_root:
-        columns.append(_Column("root", "", 5, lambda row: str(row.root)))
+        columns.append(Column("root", "", 5, lambda row: str(row.root)))
+    if several:
+        columns.append(Column("engine", "", max(map(len, engines)) + 1, lambda row: row.engine))
     columns += [
-        _Column("iters", "", 6, lambda row: str(row.iterations)),
-        _Column("median", "us", 10, lambda row: _time(row.time_us)),
-        _Column("min", "us", 10, lambda row: _time(row.time_min_us)),
-        _Column("max", "us", 10, lambda row: _time(row.time_max_us)),
+        Column("mode", "", 9, lambda row: row.mode),
+        Column("iters", "", 8, _samples),
+        Column("median", "us", 10, lambda row: _time(row.time_us)),
+        Column("ci95", "+-%", 6, lambda row: _percent(row.ci_half_width)),
+        Column("min", "us", 10, lambda row: _time(row.time_min_us)),
+        Column("p95", "us", 10, lambda row: _time(row.time_p95_us)),
+        Column("p99", "us", 10, lambda row: _time(row.time_p99_us)),
+        Column("max", "us", 10, lambda row: _time(row.time_max_us)),
+        Column("cv", "%", 6, lambda row: _percent(row.cv)),
+        Column("ratio", "", 7, lambda row: "n/a" if row.ratio is None else f"{row.ratio:.3f}"),
     ]
     if case.sized:
         columns += [
-            _Column("algbw", "GB/s", 9, lambda row: _number(row.algbw_gb_per_s)),
-            _Column("busbw", "GB/s", 9, lambda row: _number(row.busbw_gb_per_s)),
+            Column("algbw", "GB/s", 9, lambda row: _number(row.algbw_gb_per_s)),
+            Column("busbw", "GB/s", 9, lambda row: _number(row.busbw_gb_per_s)),
         ]
-    return [*columns, _Column("wrong", "", 7, lambda row: str(row.wrong))]
+    columns += [Column("flags", "", 5, _marks), Column("wrong", "", 7, lambda row: str(row.wrong))]
+    hidden = (set() if wide else {"p95", "p99", "cv"}) | (set() if several else {"ratio"})
+    return [column for column in columns if column.title not in hidden]
 
 
 def on_terminal() -> bool:
@@ -100,82 +125,108 @@ class Printer:
         print(text, file=self._stream, flush=True)
 
     def document(self, text: str, target: str) -> None:
-        """Write a JSON document to the file `target`, or to standard output for ``-``."""
+        """Write a document to the file `target`, or to standard output for ``-``."""
         if target == "-":
             Printer(sys.stdout).line(text.rstrip("\n"))
         else:
-            write_json(Path(target), text)
+            write_aside(Path(target), text)
 
 
 class Report(Printer):
     """Prints header, rows and result; on rank 0 only.
+
+    On a terminal, and with rich installed, rows fill a table that is drawn between the rows only: a thread that
+    redraws it would disturb the timed calls. Otherwise every row is a line.
 
     Parameters
     ----------
     case
         Decides on the columns.
     total
-        Number of rows to come.
+        Number of steps to come.
     progress
-        Whether a progress bar is wanted; it is shown on a terminal if rich is installed.
+        Whether a progress bar is wanted on a terminal.
     to_stderr
-        Standard output is taken by the JSON document.
+        Standard output is taken by a document.
+    engines
+        Their names; several have columns of their own.
+    wide
+        Whether there are more columns.
     """
 
-    def __init__(self, case: Case, total: int, *, progress: bool, to_stderr: bool) -> None:
+    def __init__(
+        self,
+        case: Case,
+        total: int,
+        *,
+        progress: bool,
+        to_stderr: bool,
+        engines: Sequence[str] = (),
+        wide: bool = False,
+    ) -> None:
         super().__init__(sys.stderr if to_stderr else sys.stdout)
-        self._columns = _columns(case)
-        self._bar: Any = None
-        if progress and not to_stderr and on_terminal() and importlib.util.find_spec("rich") is not None:
-            self._bar = self._make_bar(total)
+        self._columns = columns_of(case, engines=engines, wide=wide)
+        self._screen: Any = None
+        if not to_stderr and on_terminal() and importlib.util.find_spec("rich") is not None:
+            from hpccoll.bench.screen import Screen
 
-    @staticmethod
-    def _make_bar(total: int) -> Any:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            self._screen = Screen(self._columns, total if progress else None)
 
-        parts = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        # Drawn between the rows only: a thread that redraws it would disturb the timed calls.
-        bar = Progress(*parts, transient=True, auto_refresh=False)
-        bar.add_task("", total=total)
-        bar.start()
-        return bar
-
-    def _print(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            super()._print(text)
-
-    def header(self, header: Header) -> None:
-        """Print the conditions of the run and the column titles."""
+    def header(self, header: Header, missing: Mapping[str, str] | None = None) -> None:
+        """Print the conditions of the run, why engines are `missing`, and the column titles."""
         for text in conditions(header):
             self.line(text)
-        self.line("# times: per call the slowest rank; of these median, least and most. 1 GB/s = 1e9 bytes/s")
+        for name, reason in (missing or {}).items():
+            self.line(f"# engine {name} is not available: {reason}")
+        self.line(
+            "# times: per call the slowest rank; of these the median, its 95 % interval, least and most"
+        )
+        self.line("# 1 GB/s = 1e9 bytes/s; flags: O oversubscribed, U unbound, M mixed hosts")
+        if self._screen is not None:
+            self._screen.start()
+            return
         self.line("#" + "".join(f"{column.title:>{column.width}} " for column in self._columns)[1:].rstrip())
         self.line("#" + "".join(f"{column.unit:>{column.width}} " for column in self._columns)[1:].rstrip())
 
     def next(self, text: str) -> None:
         """Say what is being measured, where there is a bar to say it in."""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], description=text, refresh=True)
+        if self._screen is not None:
+            self._screen.next(text)
 
-    def row(self, row: Row) -> None:
-        """Print a row, and what was wrong in it."""
-        if row.skipped:
-            shown = [column for column in self._columns if column.title in _INDEPENDENT]
-            self.line("".join(f"{c.text(row):>{c.width}} " for c in shown) + f"skipped: {row.skipped}")
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Print the rows of one size, and what was wrong in them."""
+        for row in rows:
+            if row.skipped:
+                shown = [column for column in self._columns if column.title in _INDEPENDENT]
+                self._row([column.text(row) for column in shown], f"skipped: {row.skipped}")
+            else:
+                self._row([column.text(row) for column in self._columns])
+            for failure in row.failures:
+                self._note(f"# WRONG on rank {failure.rank} ({failure.host}): {failure.text}")
+        if self._screen is not None:
+            self._screen.refresh()
+
+    def _row(self, cells: Sequence[str], rest: str = "") -> None:
+        if self._screen is not None:
+            self._screen.row(cells, rest)
+            return
+        padded = "".join(
+            f"{cell:>{column.width}} " for cell, column in zip(cells, self._columns, strict=False)
+        )
+        self.line((padded + rest).rstrip())
+
+    def _note(self, text: str) -> None:
+        if self._screen is not None:
+            self._screen.note(text)
         else:
-            self.line("".join(f"{c.text(row):>{c.width}} " for c in self._columns).rstrip())
-        for failure in row.failures:
-            self.line(f"# WRONG on rank {failure.rank} ({failure.host}): {failure.text}")
-        if self._bar is not None:
-            self._bar.advance(self._bar.task_ids[0])
+            self.line(text)
 
     def close(self) -> None:
-        """Take the progress bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """End the table on a terminal; what comes then are lines again."""
+        if self._screen is not None:
+            screen, self._screen = self._screen, None
+            for note in screen.stop():
+                self.line(note)
 
 
 def conditions(header: Header) -> list[str]:
@@ -190,6 +241,7 @@ def conditions(header: Header) -> list[str]:
         f"# ranks {header.ranks} on {hosts} host{'s' * (hosts > 1)} ({_spread(header.ranks_per_host)} a host): {names}",
         f"# cores {_spread(header.cores_per_host)} a host, usable {usable};"
         f" oversubscribed {_yes(header.oversubscribed)}, unbound {_yes(header.unbound)}",
+        f"# hosts mixed {_yes(header.mixed_hosts)}; clock resolution {header.clock_resolution_ns} ns",
     ]
     if header.oversubscribed:
         lines.append("# more ranks than cores: this times the scheduler; the speeds are not meaningful")

@@ -6,16 +6,18 @@ meaning.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hpccoll.bench.options import UsageError
 
-__all__ = ["FORMAT", "Failure", "Header", "Row", "check_json_target", "document", "write_json"]
+__all__ = ["FORMAT", "Failure", "Header", "Row", "check_target", "document", "tidy", "write_aside"]
 
 FORMAT = "hpccoll.bench/1"
 
@@ -39,6 +41,10 @@ class Header:
         Some host has more ranks than usable cores: times are those of the scheduler, not of MPI.
     unbound : bool
         Some host has several ranks that may all run on the same cores.
+    mixed_hosts : bool
+        The hosts differ in processor, cores, or cores that their ranks may use.
+    clock_resolution_ns : int
+        Least time between two readings of rank 0's clock, as Python takes them.
     started : str
         UTC time, ISO 8601.
     """
@@ -59,7 +65,15 @@ class Header:
     usable_cores_per_host: list[int]
     oversubscribed: bool
     unbound: bool
+    mixed_hosts: bool
+    clock_resolution_ns: int
     started: str
+
+    @property
+    def flags(self) -> str:
+        """What the reader of any number of this run has to know; empty if there is nothing."""
+        names = ("oversubscribed", "unbound", "mixed_hosts")
+        return ",".join(name.replace("_", "-") for name in names if getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table.
+    """One row of the table: one engine at one combination of the independent variables.
 
     Attributes
     ----------
@@ -84,12 +98,27 @@ class Row:
         Elements in a block.
     dtype, op, root, in_place
         Arguments of the call; None where the collective has no such argument.
-    iterations, warmup : int
-        Timed calls, and those before.
-    time_us, time_min_us, time_max_us : float or None
-        Per call the slowest rank; of these the median, least and most.
+    engine, mode : str
+    flags : str
+        ``oversubscribed``, ``unbound``, ``mixed-hosts``, with commas.
+    launches : int
+        Repetitions that the row sums up.
+    iterations, batch, warmup : int
+        Samples, calls in each, and calls before the first.
+    late_starts : int
+        Samples thrown away, because some rank missed the agreed time.
+    time_us, ci_low_us, ci_high_us : float or None
+        Time per call, by the slowest rank: the median over the samples, or with several launches the mean of
+        their medians; with its 95 % interval.
+    time_min_us, time_p95_us, time_p99_us, time_max_us, cv : float or None
+        Of all samples: least, percentiles (from 20 and 100 samples on), most, standard deviation by mean.
+    ratio, ratio_low, ratio_high : float or None
+        Time relative to the first engine: median over the rounds, with its interval; None for a single engine.
     algbw_gb_per_s, busbw_gb_per_s : float or None
         None where they mean nothing: no bytes, one rank (busbw), a skipped row.
+    last_rank, last_host, last_share, last_after_us, clock_uncertainty_us
+        The rank that most often entered last, its host, in which share of the samples, how long after the first
+        rank (median), and the bound of the error of that.
     wrong : int
         Wrong elements over all ranks and calls.
     failures : list of Failure
@@ -104,30 +133,76 @@ class Row:
     op: str | None
     root: int | None
     in_place: bool | None
+    engine: str = "numpy"
+    mode: str = "barrier"
+    flags: str = ""
+    launches: int = 1
     iterations: int = 0
+    batch: int = 1
     warmup: int = 0
+    late_starts: int = 0
     time_us: float | None = None
+    ci_low_us: float | None = None
+    ci_high_us: float | None = None
     time_min_us: float | None = None
+    time_p95_us: float | None = None
+    time_p99_us: float | None = None
     time_max_us: float | None = None
+    cv: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
     algbw_gb_per_s: float | None = None
     busbw_gb_per_s: float | None = None
+    last_rank: int | None = None
+    last_host: str | None = None
+    last_share: float | None = None
+    last_after_us: float | None = None
+    clock_uncertainty_us: float | None = None
     wrong: int = 0
     failures: list[Failure] = field(default_factory=list)
     skipped: str | None = None
 
+    @property
+    def ci_half_width(self) -> float | None:
+        """Half of the 95 % interval relative to the time."""
+        if self.time_us is None or self.ci_low_us is None or self.ci_high_us is None:
+            return None
+        return (self.ci_high_us - self.ci_low_us) / 2 / self.time_us
 
-def document(header: Header, rows: list[Row], status: str) -> str:
+
+def document(header: Header, rows: list[Row], status: str, findings: dict[str, Any] | None = None) -> str:
     """The whole run as JSON text; `status` is ``ok``, ``wrong`` or ``stopped``."""
     content: dict[str, Any] = {
         "format": FORMAT,
         "status": status,
         "header": asdict(header),
         "rows": [asdict(row) for row in rows],
+        **(findings or {}),
     }
     return json.dumps(content, indent=1) + "\n"
 
 
-def check_json_target(target: str | None, control: Any) -> None:
+_TIDY_HEADER = ("collective", "ranks", "started", "hpccoll", "mpi")
+
+
+def tidy(header: Header, rows: list[Row]) -> str:
+    """The rows as CSV: one line per combination of the independent variables, an empty field for None.
+
+    Failures are left out; `wrong` counts them.
+    """
+    names = [item.name for item in fields(Row) if item.name != "failures"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_TIDY_HEADER, "hosts", *names])
+    fixed = [*(getattr(header, name) for name in _TIDY_HEADER), len(header.hosts)]
+    for row in rows:
+        values = (getattr(row, name) for name in names)
+        writer.writerow([*fixed, *("" if value is None else value for value in values)])
+    return text.getvalue()
+
+
+def check_target(option: str, target: str | None, control: Any) -> None:
     """Find out before anything is measured whether rank 0 can write the document; collective over `control`.
 
     Raises
@@ -144,13 +219,13 @@ def check_json_target(target: str | None, control: Any) -> None:
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
         except OSError as exc:
-            problem = f"argument --json: cannot write {path}: {exc.strerror or exc}"
+            problem = f"argument {option}: cannot write {path}: {exc.strerror or exc}"
     problem = control.bcast(problem)
     if problem:
         raise UsageError(problem)
 
 
-def write_json(path: Path, text: str) -> None:
+def write_aside(path: Path, text: str) -> None:
     """Write `text` aside and rename it, so that `path` is never half a document."""
     descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

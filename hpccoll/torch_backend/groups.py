@@ -24,6 +24,7 @@ def make_group(opts: Any, pg_options: Any = None) -> Any:
     """torch's factory function: make the process group for this rank, a member."""
     from hpccoll.torch_backend.process_group import MpiProcessGroup
 
+    torch_internals.check_age()
     ranks = list(opts.global_ranks_in_group)
     mpi = _whole(opts.group_rank, opts.group_size) if not ranks else _part(ranks)
     mpi = waiting.communicator(mpi)

@@ -83,8 +83,6 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _tabulate(self) -> None:
         """Fill `_plain` from the tables of :class:`Comm`, so that there is no second one."""
-        if not torch_internals.TELLS_ASYNC:
-            return
         self._plain = {
             (dtype, number): (dtype.itemsize, dtype_of(dtype).mpi, operation)
             for dtype in _DTYPES
@@ -147,8 +145,6 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         What is still pending goes on, and the communicator is freed after it: this does not wait for other ranks.
         """
-        if self not in _live:
-            return
         comm = self._comm
         self.forbid("Invalid process group specified: it has been destroyed")
         limits.unwatch(self)

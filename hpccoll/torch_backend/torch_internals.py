@@ -99,7 +99,6 @@ def serve_mpi(
     _wrap("init_process_group", _init)
     _wrap("split_group", _split)
     _wrap("monitored_barrier", _monitored_barrier)
-    _wrap("destroy_process_group", _destroy)
     _state["serves_mpi"] = True
 
 
@@ -288,16 +287,6 @@ def _monitored_barrier(
     return group.monitored_barrier(arguments.get("timeout"), arguments.get("wait_all_ranks", False))
 
 
-def _destroy(original: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any) -> Any:
-    """``destroy_process_group``, which in older versions of torch shuts no Python group down."""
-    ours = [group for group in c10d._world.pg_map if hasattr(group, "adopt")]
-    result = original(*args, **kwargs)
-    for group in ours:
-        if group not in c10d._world.pg_map:
-            group.shutdown()
-    return result
-
-
 # ---- Groups and options
 
 
@@ -349,8 +338,18 @@ def _number(op: Any) -> int:
 number_of: Callable[[Any], int] = hash if _number_is_hash() else _number
 """The number of a ``ReduceOp``. Its hash is that number, and costs a third of asking for it."""
 
-TELLS_ASYNC = hasattr(dist.AllreduceOptions(), "asyncOp")
-"""Whether options say if the caller waits; a torch without it asks for every operation as an asynchronous one."""
+
+def check_age() -> None:
+    """Raise on a torch that drops Python's part of an operation and then waits for it for ever (2.6 does).
+
+    Options that do not say whether the caller waits are the sign of such a version.
+    """
+    if not hasattr(dist.AllreduceOptions(), "asyncOp"):
+        raise RuntimeError(
+            f"torch {torch.__version__} is too old for the mpi backend: DDP would hang on it. Versions from 2.13 on "
+            "are tested"
+        )
+
 
 PREMUL_SUM = int(getattr(dist.ReduceOp.RedOpType, "PREMUL_SUM", -1))
 

@@ -4,15 +4,15 @@ import sys
 import time
 from typing import Any
 
-import hpccoll.bench.session as session
+import hpccoll.bench.measuring as measuring
 from hpccoll import barrier
 from hpccoll.aborting import run_program
-from hpccoll.comm import Comm
+from hpccoll.comm import Comm, world
 
 # Three proofs with a late rank, one call to warm up, twenty timed ones: then it fails.
 FAULTY_CALL = 3 + 1 + 20
 
-real_barrier, real_run_calls = Comm.barrier, session.run_calls
+real_barrier, real_run_calls = Comm.barrier, measuring.run_calls
 calls = 0
 
 
@@ -23,22 +23,22 @@ def faulty_barrier(self: Any) -> None:
         real_barrier(self)
 
 
-class Control:
+class Gate:
     """The engine's own barrier, behind which rank 0 dawdles before it enters the faulty one."""
 
-    def __init__(self, control: Any) -> None:
-        self._control = control
+    def __init__(self, gate: Any) -> None:
+        self._gate = gate
 
-    def Barrier(self) -> None:
-        self._control.Barrier()
-        if self._control.rank == 0 and calls == FAULTY_CALL:
+    def wait(self) -> None:
+        self._gate.wait()
+        if world().rank == 0 and calls == FAULTY_CALL:
             time.sleep(0.02)
 
 
-def run_calls(functions: Any, data: Any, control: Any, first: int, number: int) -> Any:
-    return real_run_calls(functions, data, Control(control), first, number)
+def run_calls(functions: Any, data: Any, gate: Any, first: int, number: int, batch: int = 1) -> Any:
+    return real_run_calls(functions, data, Gate(gate), first, number, batch)
 
 
 Comm.barrier = faulty_barrier  # type: ignore[method-assign,assignment]
-session.run_calls = run_calls
+measuring.run_calls = run_calls
 run_program(barrier.main, sys.argv[1:])

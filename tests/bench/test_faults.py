@@ -90,7 +90,7 @@ def test_barrier_that_does_not_wait() -> None:
 def test_barrier_that_does_not_wait_once(mpirun: Mpirun) -> None:
     """In one of the timed calls, so that the proof with a late rank sees nothing."""
     script = Path(__file__).with_name("faulty_barrier.py")
-    done = mpirun(3, script, "-n", "30", "-w", "1", check=False)
+    done = mpirun(3, script, "-n", "30", "-w", "1", "--batch", "1", check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     text = r"^# WRONG on rank \d .*: index 20: expected to leave after the last rank had entered, found that"
     assert re.search(text, done.stdout, re.MULTILINE), done.stdout

@@ -28,7 +28,9 @@ def test_defaults() -> None:
     assert (found.sizes[0], found.sizes[-1], len(found.sizes)) == (8, 16 * 2**20, 22)
     assert found.dtypes == (DTYPES["float32"],)
     assert (found.ops, found.roots, found.iters, found.warmup) == (("sum",), (0,), None, None)
-    assert (found.in_place, found.buffer, found.json, found.progress) == (False, "numpy", None, True)
+    assert (found.in_place, found.engines, found.json, found.progress) == (False, ("numpy",), None, True)
+    assert (found.mode, found.barrier, found.batch, found.launches) == ("barrier", "library", None, 1)
+    assert (found.target_ci, found.rotate_nbytes, found.log_dir, found.csv) == (None, 0, None, None)
 
 
 def test_everything() -> None:
@@ -39,6 +41,20 @@ def test_everything() -> None:
     assert [dtype.name for dtype in found.dtypes] == ["int8", "bool"]
     assert found.ops == ("max", "bor")
     assert (found.in_place, found.json, found.progress) == (True, "x.json", False)
+
+
+def test_measuring() -> None:
+    line = "--engine c,numpy,c --mode window --barrier dissemination --launches 3 --target-ci 2% --max-seconds 1.5"
+    found = options(
+        "allgather",
+        f"{line} --rotate-buffers 64M --batch 7 --predict 64,1024 --guidelines",
+    )
+    assert found.engines == ("c", "numpy")
+    assert (found.mode, found.barrier, found.launches, found.batch) == ("window", "dissemination", 3, 7)
+    assert (found.target_ci, found.max_seconds, found.rotate_nbytes) == (0.02, 1.5, 64 * 2**20)
+    assert found.predict == (64, 1024)
+    assert found.guidelines
+    assert options("allgather", "--engine all").engines == options_module.ENGINES
 
 
 def test_all() -> None:
@@ -83,7 +99,23 @@ def test_sizes(smallest: int, largest: int, factor: int, sizes: list[int]) -> No
         ("allreduce", "-f 1.5", ["--factor", "'1.5'"]),
         ("allreduce", "-n 0", ["--iters", "at least 1"]),
         ("allreduce", "-w -1", ["--warmup"]),
-        ("allreduce", "--buffer cupy", ["--buffer", "'cupy'", "torch"]),
+        ("allreduce", "--engine cupy", ["--engine", "'cupy'", "torch-mpi"]),
+        ("allreduce", "--engine numpy,", ["--engine", "''"]),
+        ("allreduce", "--mode loop", ["--mode", "'loop'", "pipelined"]),
+        ("allreduce", "--mode pipelined --in-place", ["--mode pipelined", "--in-place"]),
+        ("alltoall", "--batch 4 --in-place", ["--batch", "--in-place"]),
+        ("allreduce", "--mode pipelined --batch 1", ["--batch of 2"]),
+        ("allreduce", "--target-ci 0", ["--target-ci", "2%", "'0'"]),
+        ("allreduce", "--target-ci wide", ["--target-ci", "'wide'"]),
+        ("allreduce", "--max-seconds 0", ["--max-seconds", "'0'"]),
+        ("allreduce", "--launches 0", ["--launches", "at least 1"]),
+        ("allreduce", "--predict 8,1", ["--predict", "at least 2", "got 1"]),
+        ("allreduce", "--writers node", ["--writers needs --log-dir"]),
+        ("allreduce", "--writers host --log-dir x", ["--writers", "'host'"]),
+        ("allreduce", "--json - --csv -", ["--json -", "--csv -", "standard output"]),
+        ("allreduce", "--max-samples -1", ["--max-samples", "at least 0"]),
+        ("broadcast", "--guidelines", ["--guidelines"]),
+        ("barrier", "--rotate-buffers 1M", ["--rotate-buffers"]),
         ("allreduce", "--root 1", ["--root"]),
         ("reduce", "--root x", ["--root", "'x'"]),
         ("reduce", "--root -1", ["--root"]),
@@ -107,16 +139,16 @@ def test_refused(name: str, line: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "package", "text"),
     [
-        ("--buffer torch", "torch", "--buffer torch needs PyTorch: pip install 'hpccoll[torch]'"),
+        ("--engine torch", "torch", "--engine torch needs PyTorch: pip install 'hpccoll[torch]'"),
         (
             "--dtype bfloat16",
             "ml_dtypes",
-            "--dtype bfloat16 needs `pip install ml_dtypes`, or --buffer torch",
+            "--dtype bfloat16 needs `pip install ml_dtypes`, or --engine torch",
         ),
         (
             "--dtype float8_e5m2",
             "ml_dtypes",
-            "--dtype float8_e5m2 needs `pip install ml_dtypes`, or --buffer torch",
+            "--dtype float8_e5m2 needs `pip install ml_dtypes`, or --engine torch",
         ),
     ],
 )

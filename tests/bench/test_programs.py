@@ -68,11 +68,11 @@ def test_every_root(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_torch(name: str) -> None:
     need("torch")
-    found = verified(name, 2, EVERY, "--buffer torch --dtype bfloat16,int64 -e 4K -f 8 -n 9")
+    found = verified(name, 2, EVERY, "--engine torch --dtype bfloat16,int64 -e 4K -f 8 -n 9")
     assert {row["dtype"] for row in found} == {"bfloat16", "int64"}
     assert (
         ", torch 2."
-        in run_several(2, EVERY, "--buffer torch --dtype bfloat16,int64 -e 4K -f 8 -n 9")[name][1]
+        in run_several(2, EVERY, "--engine torch --dtype bfloat16,int64 -e 4K -f 8 -n 9")[name][1]
     )
 
 
@@ -90,7 +90,7 @@ def test_barrier() -> None:
 def test_default_sweep_on_too_few_cores(mpirun: Mpirun) -> None:
     """The main job. 22 sizes, in well under a minute."""
     start = time.monotonic()
-    done = mpirun(4, "-m", "hpccoll.allreduce", timeout_s=120)
+    done = mpirun(4, "-m", "hpccoll.allreduce", "--batch", "1", timeout_s=120)
     assert [int(row["bytes"]) for row in table(done)] == [8 * 2**i for i in range(22)]
     assert "# ranks 4 on 1 host (4 a host): " in done.stdout
     cores = len(os.sched_getaffinity(0))
@@ -100,7 +100,7 @@ def test_default_sweep_on_too_few_cores(mpirun: Mpirun) -> None:
 
 def test_json(mpirun: Mpirun, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    line = f"-m hpccoll.allgather -b 0 -e 1M -f 1024 -n 7 -w 2 --dtype int16 --max-memory 1M --json {path}"
+    line = f"-m hpccoll.allgather -b 0 -e 1M -f 1024 -n 7 -w 2 --batch 1 --dtype int16 --max-memory 1M --json {path}"
     done = mpirun(3, *line.split())
     content = json.loads(path.read_text())
     assert (content["format"], content["status"]) == ("hpccoll.bench/1", "ok")
@@ -121,7 +121,7 @@ def test_json(mpirun: Mpirun, tmp_path: Path) -> None:
 
 
 def test_json_on_standard_output(mpirun: Mpirun) -> None:
-    done = mpirun(2, "-m", "hpccoll.reduce", "-e", "8", "-n", "3", "--json", "-")
+    done = mpirun(2, "-m", "hpccoll.reduce", "-e", "8", "-n", "3", "--batch", "1", "--json", "-")
     assert json.loads(done.stdout)["rows"][0]["root"] == 0
     assert VERIFIED in done.stderr
 

@@ -15,18 +15,20 @@ import pytest
 from hpccoll.allgather import CASE as ALLGATHER
 from hpccoll.barrier import CASE as BARRIER
 from hpccoll.bench import report as report_module
-from hpccoll.bench.report import Report, on_terminal
-from hpccoll.bench.results import Failure, Header, Row, document, write_json
+from hpccoll.bench.report import Report, columns_of, on_terminal
+from hpccoll.bench.results import Failure, Header, Row, document, write_aside
 from hpccoll.reduce import CASE as REDUCE
 
 HEADER = Header(
     collective="reduce", engine="numpy", mode="barrier", hpccoll="1.2", python="3.11", numpy="2.0", torch=None,
     mpi4py="4.1", mpi="Some MPI 3", ranks=6, hosts=["a", "b"], ranks_per_host=[4, 2], cores_per_host=[8, 8],
-    usable_cores_per_host=[2, 8], oversubscribed=True, unbound=False, started="2030-01-02T03:04:05Z",
+    usable_cores_per_host=[2, 8], oversubscribed=True, unbound=False, mixed_hosts=False,
+    clock_resolution_ns=40, started="2030-01-02T03:04:05Z",
 )  # fmt: skip
 ROW = Row(
     nbytes=4096, count=1024, dtype="float32", op="sum", root=0, in_place=False, iterations=100, warmup=20,
-    time_us=12.345, time_min_us=10.0, time_max_us=4321.0, algbw_gb_per_s=0.33179, busbw_gb_per_s=None,
+    flags="oversubscribed", time_us=12.345, ci_low_us=12.0, ci_high_us=12.5,
+    time_min_us=10.0, time_max_us=4321.0, algbw_gb_per_s=0.33179, busbw_gb_per_s=None,
 )  # fmt: skip
 
 
@@ -35,7 +37,7 @@ def printed(capsys: pytest.CaptureFixture[str], case: Any, *rows: Row) -> list[s
     report.header(HEADER)
     for row in rows:
         report.next("4096 bytes")
-        report.row(row)
+        report.rows([row])
     report.close()
     return capsys.readouterr().out.splitlines()
 
@@ -49,11 +51,13 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("more ranks than cores" in line and "not meaningful" in line for line in lines)
     titles, units, row = lines[-3:]
     assert titles.lstrip("#").split() == [
-        "bytes", "count", "dtype", "op", "root", "iters", "median", "min", "max", "algbw", "busbw", "wrong",
+        "bytes", "count", "dtype", "op", "root", "mode", "iters", "median", "ci95", "min", "max", "algbw", "busbw",
+        "flags", "wrong",
     ]  # fmt: skip
-    assert units.lstrip("#").split() == ["us", "us", "us", "GB/s", "GB/s"]
+    assert units.lstrip("#").split() == ["us", "+-%", "us", "us", "GB/s", "GB/s"]
     assert row.split() == [
-        "4096", "1024", "float32", "sum", "0", "100", "12.35", "10.00", "4321.0", "0.332", "n/a", "0",
+        "4096", "1024", "float32", "sum", "0", "barrier", "100", "12.35", "2.0", "10.00", "4321.0", "0.332", "n/a",
+        "O", "0",
     ]  # fmt: skip
     assert all(line.startswith("#") for line in lines[:-1])
     for title, value in (("bytes", "4096"), ("dtype", "float32"), ("median", "12.35"), ("wrong", "0")):
@@ -61,8 +65,21 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_only_columns_that_mean_something(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, ALLGATHER, ROW)[-3].lstrip("#").split()[:4] == ["bytes", "count", "dtype", "iters"]
-    assert printed(capsys, BARRIER, ROW)[-3].lstrip("#").split() == ["iters", "median", "min", "max", "wrong"]
+    titles = printed(capsys, ALLGATHER, ROW)[-3].lstrip("#").split()
+    assert titles[:5] == ["bytes", "count", "dtype", "mode", "iters"]
+    assert printed(capsys, BARRIER, ROW)[-3].lstrip("#").split() == [
+        "mode", "iters", "median", "ci95", "min", "max", "flags", "wrong",
+    ]  # fmt: skip
+
+
+def test_batches_and_percentiles(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row(**{**ROW.__dict__, "batch": 7, "time_p95_us": 20.0, "cv": 0.125})
+    [line] = printed(capsys, BARRIER, row)[-1:]
+    assert line.split()[1] == "100x7"
+    wide = {c.title: c.text(row) for c in columns_of(REDUCE, engines=("numpy", "c"), wide=True)}
+    assert (wide["p95"], wide["p99"], wide["cv"], wide["ratio"], wide["engine"]) == (
+        "20.00", "n/a", "12.5", "n/a", "numpy",
+    )  # fmt: skip
 
 
 def test_skipped_and_wrong_rows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +90,17 @@ def test_skipped_and_wrong_rows(capsys: pytest.CaptureFixture[str]) -> None:
         **{**ROW.__dict__, "wrong": 7, "failures": [Failure(3, "b", 7, "index 2: expected 1, found 0")]}
     )
     lines = printed(capsys, REDUCE, skipped, wrong)
-    assert lines[-3].split() == [str(2**40), str(2**38), "float32", "sum", "0", "skipped:", "too", "big"]
+    assert lines[-3].split() == [
+        str(2**40),
+        str(2**38),
+        "float32",
+        "sum",
+        "0",
+        "barrier",
+        "skipped:",
+        "too",
+        "big",
+    ]
     assert lines[-2].split()[-1] == "7"
     assert lines[-1] == "# WRONG on rank 3 (b): index 2: expected 1, found 0"
 
@@ -101,9 +128,9 @@ def test_json_is_written_aside_and_renamed(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as context:
         context.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
         with pytest.raises(OSError, match="no"):
-            write_json(path, "after")
+            write_aside(path, "after")
     assert path.read_text() == "before"
-    write_json(path, "after")
+    write_aside(path, "after")
     assert path.read_text() == "after"
     assert list(tmp_path.iterdir()) == [path]
     mask = os.umask(0)

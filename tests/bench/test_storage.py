@@ -21,7 +21,6 @@ def case(**changes: Any) -> Case:
         "summary": "",
         "sends": lambda place: 1,
         "expects": lambda place: [Source(ALL, 0)],
-        "bind": lambda comm, b: lambda: None,
         "in_place": "whole",
     }
     return Case(**{**fields, **changes})

@@ -162,3 +162,19 @@ def test_open_mpi_yields_on_a_crowded_node(environment, expected, monkeypatch):
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     registration._yield_on_a_crowded_node()
     assert found.get("OMPI_MCA_mpi_yield_when_idle") == expected
+
+
+def test_a_torch_that_is_too_old_is_told(entry_points):
+    code = """
+        import torch.distributed as dist
+        class Options:
+            pass
+        dist.AllreduceOptions = Options
+        try:
+            dist.init_process_group("mpi")
+        except RuntimeError as error:
+            assert "too old for the mpi backend" in str(error)
+        else:
+            raise AssertionError
+    """
+    python(code, entry_points)

@@ -6,6 +6,7 @@ mpirun -n 4 python tests/torch_backend/jobs/training.py
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import shutil
 import sys
@@ -61,6 +62,11 @@ def train(model, share, steps=None, after=lambda step: None, **kwargs):
         optimizer.step()
         after(step)
     return model
+
+
+@functools.cache
+def over_gloo():
+    return dist.new_group(backend="gloo")
 
 
 def whole(x):
@@ -122,11 +128,14 @@ def data_parallel_without_synchronisation():
 
 @check
 def data_parallel_join_with_uneven_inputs():
-    model = DistributedDataParallel(net())
-    steps = batches(RANK + 1)
-    with model.join():
-        for x, y in steps:
-            nn.functional.mse_loss(model(mine(x)), mine(y)).backward()
+    def trained(group):
+        model = DistributedDataParallel(net(), process_group=group)
+        with model.join():
+            train(model, mine, batches(RANK + 1))
+        return model
+
+    model = trained(dist.group.WORLD)
+    close(model.module, trained(over_gloo()).module)
     equal_on_all_ranks(model)
 
 
@@ -149,10 +158,15 @@ def data_parallel_hooks():
         train(model, mine)
         close(model.module, alone, tolerance)
         equal_on_all_ranks(model)
-    model = DistributedDataParallel(net())
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    train(model, mine, batches(6))
+
+    def trained_with_power_sgd(group):
+        model = DistributedDataParallel(net(), process_group=group)
+        state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return train(model, mine, batches(6))
+
+    model = trained_with_power_sgd(dist.group.WORLD)
+    close(model.module, trained_with_power_sgd(over_gloo()).module)
     equal_on_all_ranks(model)
 
 
