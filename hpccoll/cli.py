@@ -52,7 +52,7 @@ def _first_line(tree: ast.Module, path: Path) -> str:
     package = path / "__init__.py"
     if package.is_file():  # a package tells more about itself than its __main__ does
         text = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or text
-    line = re.sub(r"^``(?:mpirun|python) [^`]*``:?\s*", "", (text or "").partition("\n")[0].rstrip("."))
+    line = re.sub(r"^``(?:mpirun|python -m) [^`]*``:?\s*", "", (text or "").partition("\n")[0].rstrip("."))
     return line[:1].upper() + line[1:]
 
 

@@ -6,6 +6,8 @@
 #     quick    lint, the single-process tests, and the MPI tests on 2 ranks of Open MPI
 #     lint     lint, formatting and types only
 #
+# As root on Debian or Ubuntu, all of it includes tests/cluster: apt installs Slurm and more for that.
+#
 # The first run makes .venv-test (Open MPI), .venv-test-mpich and .venv-test-impi in this repository; later
 # ones re-use them. All suites run, also after a failure; the last line sums them up. Each suite's output is in
 # .test-results/ too.
@@ -193,7 +195,7 @@ if [[ $MODE != lint ]]; then
     # The report is looked at in a browser. Without one its tests are skipped with that reason, in CI they fail.
     install_package chromium chromium
     command -v chromium >/dev/null || SUMMARY+=("$(printf '%-14s %6s  %s' chromium - 'not installed: the report is not looked at')")
-    pytest_suite plain "$PY" -m pytest tests --ignore=tests/mpi
+    pytest_suite plain "$PY" -m pytest tests --ignore=tests/mpi --ignore=tests/cluster
     if [[ $MODE == quick ]]; then
         mpi_suite ompi-2 "$OMPI" 2
     else
@@ -218,6 +220,20 @@ if [[ $MODE != lint ]]; then
             say "Intel MPI does not start here: its suite is left out"
             SUMMARY+=("$(printf '%-14s %6s  %s' impi-2 - 'skipped: does not start here')")
         fi
+    fi
+fi
+
+# Several hosts, made of namespaces, with a real Slurm: as root, with what apt installs.
+if [[ $MODE == all ]]; then
+    if reason=$(bash tests/cluster/install.sh 2>"$RESULTS/cluster-install.txt" </dev/null); then
+        # The node lists again: now there is a scontrol to compare with.
+        pytest_suite cluster "$PY" -m pytest tests/cluster tests/test_nodelist.py
+    elif [[ ${CI:-} == true ]]; then
+        say "the cluster tests cannot run: $reason"
+        check cluster false
+    else
+        say "the cluster tests are not run: $reason"
+        SUMMARY+=("$(printf '%-14s %6s  %s' cluster - "not run: $reason")")
     fi
 fi
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from mpi_plugin import need
@@ -11,32 +12,45 @@ from mpi_plugin import need
 HOME = Path(__file__).parents[1]
 DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
 
-# A fenced program, and under it the command that runs it, indented, with its output.
-EXAMPLE = re.compile(
-    r"^```python\n(?P<code>.*?)^```\n\n"
-    r"    \$ mpirun -n (?P<ranks>\d+) python (?P<name>\w+\.py)\n(?P<output>(?:    [^\n]*\n)+)",
+
+class Program(NamedTuple):
+    code: str
+    ranks: int
+    output: list[str] | None
+
+
+# Some have under them the command that runs them, indented, with what it prints.
+_PROGRAM = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n"
+    r"(?:\n    \$ mpirun -n (?P<ranks>\d+) python \w+\.py\n(?P<output>(?:    [^\n]*\n)+))?",
     re.MULTILINE | re.DOTALL,
 )
-EXAMPLES = [
-    pytest.param(found, id=f"{path.name}-{found['name']}")
-    for path in DOCUMENTS
-    for found in EXAMPLE.finditer(path.read_text(encoding="utf-8"))
-]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_example(example: re.Match[str], mpirun, tmp_path: Path) -> None:
-    if "torch" in example["code"]:
+def programs() -> list[object]:
+    found = []
+    for path in DOCUMENTS:
+        for match in _PROGRAM.finditer(text := path.read_text(encoding="utf-8")):
+            output = match["output"] and [line[4:] for line in match["output"].splitlines()]
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(
+                pytest.param(
+                    Program(match["code"], int(match["ranks"] or 2), output), id=f"{path.name}:{line}"
+                )
+            )
+    return found
+
+
+@pytest.mark.parametrize("program", programs())
+def test_program(program: Program, mpirun, tmp_path: Path) -> None:
+    if "torch" in program.code:
         need("torch")
-    program = tmp_path / example["name"]
-    program.write_text(example["code"], encoding="utf-8")
-    done = mpirun(int(example["ranks"]), program, timeout_s=120)
-    assert done.stdout.splitlines() == [line[4:] for line in example["output"].splitlines()]
-
-
-def test_every_program_of_the_readme_is_run() -> None:
-    text = DOCUMENTS[0].read_text(encoding="utf-8")
-    assert text.count("```python") == sum("README" in example.id for example in EXAMPLES) > 0
+    path = tmp_path / "program.py"
+    path.write_text(program.code, encoding="utf-8")
+    done = mpirun(program.ranks, path, timeout_s=120, cwd=tmp_path)
+    assert "Warning" not in done.stderr
+    if program.output is not None:
+        assert done.stdout.splitlines() == program.output
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -12,7 +12,9 @@ from hpccoll.cli import programs
 PACKAGE = Path(hpccoll.__file__).parent
 
 # Modules and packages right below hpccoll. Programs are layer 3; modules that are named nowhere are parts of Comm.
-FOUNDATION = {"_version", "environment", "errors", "fit", "records", "runs", "stats", "units"}
+FOUNDATION = {
+    *("_version", "environment", "errors", "fit", "network", "nodelist", "records", "runs", "stats", "units"),
+}
 COMMUNICATION = 1
 LAYERS = {
     **dict.fromkeys(FOUNDATION, 0),

@@ -163,7 +163,16 @@ def _add_calls(group: Any, case: Case) -> None:
     if case.sized:
         add("--max-memory", type=size_option, metavar="SIZE", help="skip rows that need more per rank")
     engines = f"{several} {', '.join(ENGINES)} (numpy); ratios are to the first"
-    add("--engine", type=words(ENGINES), default="numpy", metavar="ENGINE", help=engines)
+    either = group.add_mutually_exclusive_group()
+    either.add_argument("--engine", type=words(ENGINES), default="numpy", metavar="ENGINE", help=engines)
+    either.add_argument(
+        "--buffer",
+        dest="engine",
+        type=words(("numpy", "torch")),
+        default=argparse.SUPPRESS,
+        metavar="KIND",
+        help="numpy or torch: Comm on these, as --engine says it too",
+    )
     if case.name in COMPOSITIONS:
         parts = " and ".join("+".join(parts) for parts in COMPOSITIONS[case.name])
         add("--guidelines", action="store_true", help=f"time {parts} too; it should not be faster")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TextIO
 from hpccoll.bench.case import Case
 from hpccoll.bench.results import Header, Row, write_aside
 
-__all__ = ["Column", "Printer", "Report", "columns_of", "conditions", "on_terminal"]
+__all__ = ["Column", "Printer", "Report", "columns_of", "conditions", "terminal_width"]
 
 _INDEPENDENT = ("bytes", "count", "dtype", "op", "root", "engine", "mode")
 
@@ -86,20 +86,50 @@ def columns_of(case: Case, *, engines: Sequence[str], wide: bool) -> list[Column
     return [column for column in columns if column.title not in hidden]
 
 
-def on_terminal() -> bool:
-    """Whether what this process prints ends on a terminal.
+def terminal_width() -> int | None:
+    """Characters in a line of the terminal on which what this process prints ends; None if it ends elsewhere.
 
-    Open MPI gives each rank a terminal of its own, whose output mpirun then passes on to wherever: there the
-    standard output of mpirun, the parent process, decides.
+    Open MPI gives each rank a terminal of its own, whose output mpirun then passes on to wherever. So the first process
+    above us with another standard output decides: that is mpirun, or what started a wrapper of ours.
     """
     try:
         if not sys.stdout.isatty():
-            return False
+            return None
+        process, output = os.getpid(), os.readlink("/proc/self/fd/1")
         if "OMPI_COMM_WORLD_RANK" in os.environ or "PMIX_RANK" in os.environ:
-            return os.readlink(f"/proc/{os.getppid()}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
+            own = output
+            while output == own:
+                process = _parent(process)
+                output = os.readlink(f"/proc/{process}/fd/1")
+            if not output.startswith(("/dev/pts/", "/dev/tty")):
+                return None
+        descriptor = os.open(f"/proc/{process}/fd/1", os.O_RDONLY | os.O_NOCTTY)
     except (OSError, ValueError, AttributeError):
-        return False
-    return True
+        return None
+    try:
+        return os.get_terminal_size(descriptor).columns or 80
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _parent(process: int) -> int:
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+_GIVEN_UP_FIRST = ("cv", "p99", "p95", "count", "mode", "max", "min", "flags", "iters", "op", "algbw")
+
+
+def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns for which there is room; what the header tells as well goes first."""
+    kept = list(columns)
+    for title in _GIVEN_UP_FIRST:
+        if sum(column.width + 1 for column in kept) <= width:
+            break
+        kept = [column for column in kept if column.title != title]
+    return kept
 
 
 class Printer:
@@ -167,10 +197,16 @@ class Report(Printer):
         super().__init__(sys.stderr if to_stderr else sys.stdout)
         self._columns = columns_of(case, engines=engines, wide=wide)
         self._screen: Any = None
-        if not to_stderr and on_terminal() and importlib.util.find_spec("rich") is not None:
-            from hpccoll.bench.screen import Screen
+        self._left_out: list[str] = []
+        width = None if to_stderr else terminal_width()
+        if width is not None:
+            fitting = _fitting(self._columns, width)
+            self._left_out = [column.title for column in self._columns if column not in fitting]
+            self._columns = fitting
+            if importlib.util.find_spec("rich") is not None:
+                from hpccoll.bench.screen import Screen
 
-            self._screen = Screen(self._columns, total if progress else None)
+                self._screen = Screen(self._columns, total if progress else None, width=width)
 
     def header(self, header: Header, missing: Mapping[str, str] | None = None) -> None:
         """Print the conditions of the run, why engines are `missing`, and the column titles."""
@@ -182,6 +218,8 @@ class Report(Printer):
             "# times: per call the slowest rank; of these the median, its 95 % interval, least and most"
         )
         self.line("# 1 GB/s = 1e9 bytes/s; flags: O oversubscribed, U unbound, M mixed hosts")
+        if self._left_out:
+            self.line(f"# too narrow a terminal for {', '.join(self._left_out)}; --csv FILE has them all")
         if self._screen is not None:
             self._screen.start()
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,11 +28,15 @@ class Screen:
         Titles and units.
     total
         Number of steps for the progress bar; None for no bar.
+    width
+        Characters in a line of the terminal.
     """
 
-    def __init__(self, columns: Sequence[Column], total: int | None, console: Any = None) -> None:
+    def __init__(
+        self, columns: Sequence[Column], total: int | None, width: int | None = None, console: Any = None
+    ) -> None:
         self._columns = columns
-        self._table = Table(header_style="bold")
+        self._table = Table(header_style="bold", box=SIMPLE_HEAD)
         for column in columns:
             justify: Any = "left" if column.title in _LEFT else "right"
             title = f"{column.title}\n{column.unit}" if column.unit else column.title
@@ -48,7 +53,7 @@ class Screen:
             self._bar = Progress(*parts, auto_refresh=False)
             self._task = self._bar.add_task("", total=total)
         shown = Group(self._table, self._bar) if self._bar is not None else self._table
-        self._live = Live(shown, console=console or Console(), auto_refresh=False)
+        self._live = Live(shown, console=console or Console(width=width), auto_refresh=False)
 
     def start(self) -> None:
         """Show the empty table."""

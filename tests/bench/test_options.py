@@ -55,6 +55,7 @@ def test_measuring() -> None:
     assert found.predict == (64, 1024)
     assert found.guidelines
     assert options("allgather", "--engine all").engines == options_module.ENGINES
+    assert options("allgather", "--buffer torch").engines == ("torch",)
 
 
 def test_all() -> None:
@@ -101,6 +102,8 @@ def test_sizes(smallest: int, largest: int, factor: int, sizes: list[int]) -> No
         ("allreduce", "-w -1", ["--warmup"]),
         ("allreduce", "--engine cupy", ["--engine", "'cupy'", "torch-mpi"]),
         ("allreduce", "--engine numpy,", ["--engine", "''"]),
+        ("allreduce", "--buffer c", ["--buffer", "'c'"]),
+        ("allreduce", "--buffer torch --engine c", ["--engine", "not allowed with", "--buffer"]),
         ("allreduce", "--mode loop", ["--mode", "'loop'", "pipelined"]),
         ("allreduce", "--mode pipelined --in-place", ["--mode pipelined", "--in-place"]),
         ("alltoall", "--batch 4 --in-place", ["--batch", "--in-place"]),

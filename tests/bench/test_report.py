@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import stat
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hpccoll
 from hpccoll.allgather import CASE as ALLGATHER
+from hpccoll.allreduce import CASE as ALLREDUCE
 from hpccoll.barrier import CASE as BARRIER
 from hpccoll.bench import report as report_module
-from hpccoll.bench.report import Report, columns_of, on_terminal
+from hpccoll.bench.report import Report, columns_of
 from hpccoll.bench.results import Failure, Header, Row, document, write_aside
 from hpccoll.reduce import CASE as REDUCE
 
+ROOT = Path(hpccoll.__file__).parents[1]
 HEADER = Header(
     collective="reduce", engine="numpy", mode="barrier", hpccoll="1.2", python="3.11", numpy="2.0", torch=None,
     mpi4py="4.1", mpi="Some MPI 3", ranks=6, hosts=["a", "b"], ranks_per_host=[4, 2], cores_per_host=[8, 8],
@@ -161,15 +168,46 @@ def test_reader_that_goes_away() -> None:
         assert process.stderr.read() == b""
 
 
-def test_terminal_of_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+_LIKE_MPIRUN = """
+import os, pty, subprocess, sys
+_, own = pty.openpty()  # as Open MPI gives one to each rank
+environ = {**os.environ, "OMPI_COMM_WORLD_RANK": "0"}
+wrapper = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:], check=True)"]
+subprocess.run([*wrapper, sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=own, env=environ, check=True)
+"""
+_SAY_WIDTH = """
+import sys
+from pathlib import Path
+from hpccoll.bench.report import terminal_width
+Path(sys.argv[1]).write_text(str(terminal_width()))
+"""
+
+
+@pytest.mark.parametrize("under_mpirun", [False, True])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_width_of_the_terminal(under_mpirun: bool, terminal: bool, tmp_path: Path) -> None:
     """A rank's own terminal says nothing about where mpirun writes."""
-    monkeypatch.setattr(sys, "stdout", type("Terminal", (), {"isatty": lambda self: True})())
-    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    assert on_terminal()
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    for target, expected in (("/dev/pts/3", True), ("pipe:[17]", False), ("/home/x/log", False)):
-        monkeypatch.setattr(report_module.os, "readlink", lambda _, target=target: target)
-        assert on_terminal() is expected
-    monkeypatch.setattr(sys, "stdout", None)
-    assert not on_terminal()
+    controller, user = pty.openpty()
+    fcntl.ioctl(user, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 97, 0, 0))
+    answer = tmp_path / "width"
+    programs = ["-c", _LIKE_MPIRUN, _SAY_WIDTH, answer] if under_mpirun else ["-c", _SAY_WIDTH, answer]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_"))}
+    try:
+        subprocess.run(
+            [sys.executable, *programs],
+            stdout=user if terminal else subprocess.PIPE,
+            env={**environ, "PYTHONPATH": str(ROOT)},
+            timeout=60,
+            check=True,
+        )
+    finally:
+        os.close(controller)
+        os.close(user)
+    assert answer.read_text() == ("97" if terminal else "None")
+
+
+def test_a_narrow_terminal_has_the_columns_that_matter() -> None:
+    columns = columns_of(ALLREDUCE, engines=("numpy",), wide=False)
+    for width, missing in ((200, ""), (120, "count, mode"), (80, "count, mode, iters, min, max, flags")):
+        kept = [column.title for column in report_module._fitting(columns, width)]
+        assert ", ".join(column.title for column in columns if column.title not in kept) == missing
