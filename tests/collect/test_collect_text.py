@@ -8,6 +8,7 @@ import pytest
 
 from hpccoll.collect.program import main
 from hpccoll.collect.text import merge_texts, ranked_files, render
+from hpccoll.nodelist import expand
 from hpccoll.runs.nodeset import fold_hosts, fold_ranks
 
 TRACE = """Traceback (most recent call last):
@@ -41,6 +42,7 @@ def test_fold_ranks(ranks: list[int], text: str) -> None:
 )
 def test_fold_hosts(hosts: list[str], text: str) -> None:
     assert fold_hosts(hosts) == text
+    assert sorted(expand(text)) == sorted(set(hosts))
 
 
 def write_logs(directory: Path, names: dict[str, str]) -> None:
