@@ -31,6 +31,14 @@ _RC = {
     "figure.constrained_layout.use": True,
 }
 
+# Median and range at each step, or over stretches of steps where there are too many.
+_STEPS = """
+WITH shown AS (SELECT * FROM numbers WHERE name = $name AND isfinite(value)),
+ends AS (SELECT min(step) AS first, max(step) - min(step) + 1 AS width FROM shown)
+SELECT min(step), median(value), min(value), max(value) FROM shown, ends
+GROUP BY CASE WHEN width > $most THEN (step - first) * $most // width ELSE step END ORDER BY 1
+"""
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -242,13 +250,9 @@ def _metrics(found: Analysis, store: Store) -> Any:
     figure, axes = _new(2.2 * len(names), nrows=len(names), sharex=True, squeeze=False)
     for panel, name in zip(axes[:, 0], names, strict=True):
         data = np.array(
-            store.db.execute(
-                "SELECT step, median(value), min(value), max(value) FROM numbers WHERE name = ? AND isfinite(value)"
-                " GROUP BY step ORDER BY step",
-                [name],
-            ).fetchall(),
-            dtype=float,
-        ).reshape(-1, 4)
+            store.db.execute(_STEPS, {"name": name, "most": _MOST_POINTS}).fetchall(), dtype=float
+        )
+        data = data.reshape(-1, 4)
         panel.fill_between(data[:, 0], data[:, 2], data[:, 3], alpha=0.25)
         panel.plot(data[:, 0], data[:, 1], lw=1.2)
         panel.set_ylabel(name)

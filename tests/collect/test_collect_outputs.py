@@ -153,3 +153,15 @@ def test_neither_mpi_nor_torch_is_loaded(made: Path, tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_pictures_of_many_steps_stay_small(tmp_path: Path) -> None:
+    run = Synthetic(ranks=2, sizes=())
+    for rank in range(2):
+        head = f'{{"type":"metric","rank":{rank},"unix_ns":1,"step":'
+        metrics = [f'{head}{step},"values":{{"loss":{1 / (step + 1)}}}}}' for step in range(10_000)]
+        lines = [*run.lines(rank, {}, end=False), *metrics]
+        (tmp_path / f"rank-{rank:05d}.jsonl").write_text("\n".join(lines) + "\n")
+    assert main([str(tmp_path), "--plots", str(tmp_path / "plots")]) == 0
+    assert [path.name for path in (tmp_path / "plots").glob("*.svg")] == ["metrics.svg"]
+    assert 5_000 < (tmp_path / "plots" / "metrics.svg").stat().st_size < 200_000
