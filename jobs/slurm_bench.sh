@@ -72,23 +72,20 @@ status=0
 run "${LAUNCH[@]}" -- "$RANK_PYTHON" -m hpccoll.doctor --preflight "$RANKS" --hosts "$SLURM_JOB_NUM_NODES" || status=$?
 ((status == 0)) || fail "$status" "the preflight failed"
 
-help=$("$PYTHON" -m hpccoll.allreduce --help)
 for name in $COLLECTIVES; do
     [[ ! -e $DIR/$name.done ]] || continue # measured before the job was requeued
-    if [[ $help == *--log-dir* ]]; then
-        record=(--log-dir "$DIR/$name")
-    else
-        record=(--json "$DIR/$name.json")
-    fi
     [[ -z $reason ]] || fail 143 "$reason"
-    run "${LAUNCH[@]}" -- "$RANK_PYTHON" -m "hpccoll.$name" --no-progress "${record[@]}" "$@" >>"$DIR/$name.txt" || status=$?
+    run "${LAUNCH[@]}" -- "$RANK_PYTHON" -m "hpccoll.$name" --no-progress --log-dir "$DIR/$name" "$@" >>"$DIR/$name.txt" || status=$?
     cat -- "$DIR/$name.txt"
     ((status == 0)) || fail "$status" "$name failed"
     touch -- "$DIR/$name.done"
 done
 
-if "$PYTHON" -c 'import sys; from importlib.util import find_spec; sys.exit(find_spec("hpccoll.collect") is None)'; then
-    run "$PYTHON" -m hpccoll.collect "$DIR" || fail "$?" "the summary failed"
+if "$PYTHON" -c 'import duckdb' 2>/dev/null; then
+    run "$PYTHON" -m hpccoll.collect "$DIR" >"$DIR/summary.txt" || fail "$?" "the summary failed"
+    cat -- "$DIR/summary.txt"
+else
+    echo "no summary: pip install 'hpccoll[report]', then python -m hpccoll.collect $DIR"
 fi
 touch -- "$DIR/COMPLETE"
 echo "slurm_bench: complete; results in $DIR"

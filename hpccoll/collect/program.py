@@ -11,6 +11,7 @@ from hpccoll.runs.store import RunError
 
 __all__ = ["main"]
 
+_FILES = ("html", "plots", "csv", "json", "parquet", "trace")
 _OK, _NOT_WHOLE, _USAGE = 0, 1, 2
 _DESCRIPTION = """Turn the records of a run (--log-dir, or hpccoll.records in a job of yours) into tables, a report
 and a trace; or merge the plain logs of many ranks. Needs no MPI. docs/collect.md has examples."""
@@ -23,7 +24,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         type=Path,
         metavar="RUN_DIR",
-        help="directories that hold the record files of one run",
+        help="directories that hold the record files of one run; or one directory above several runs",
     )
     parser.add_argument(
         "--text",
@@ -86,6 +87,25 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _collect(options: argparse.Namespace) -> int:
+    from hpccoll.runs.reading import find_runs
+
+    several = find_runs(options.directories[0]) if len(options.directories) == 1 else []
+    if len(several) < 2:
+        return _collect_one(options, options.directories)
+    for name in _FILES:
+        if getattr(options, name) is not None:
+            runs = ", ".join(str(path) for path in several[:4])
+            raise RunError(
+                f"--{name} is for one run, and {options.directories[0]} holds {len(several)}: name one, {runs} ..."
+            )
+    statuses = []
+    for path in several:
+        print(f"{'' if path is several[0] else chr(10)}==== {path.relative_to(options.directories[0])}")
+        statuses.append(_collect_one(options, [path]))
+    return max(statuses)
+
+
+def _collect_one(options: argparse.Namespace, directories: Sequence[Path]) -> int:
     from hpccoll.collect.terminal import print_analysis
     from hpccoll.runs.analysis import analyse
     from hpccoll.runs.screen import progress_bar
@@ -94,7 +114,7 @@ def _collect(options: argparse.Namespace) -> int:
     step, stop = progress_bar("reading")
     with Store(options.memory, options.threads) as store:
         try:
-            found = analyse(store, options.directories, step)
+            found = analyse(store, directories, step)
         finally:
             stop()
         if str(options.json) == "-":

@@ -145,6 +145,11 @@ _NAMES = (
     *("MPI4PY_MPIABI", "MPI4PY_LIBMPI", "MALLOC_ARENA_MAX", "LD_PRELOAD"),
     *("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_MPI_TYPE", "SLURM_DISTRIBUTION"),
 )
+# What Open MPI's launcher tells its ranks: nobody's choice, and different for each run.
+_LAUNCHERS_OWN = (
+    *("OMPI_MCA_PREFIXES", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "OMPI_MCA_cpu_type"),
+    *("HPCCOLL_LAUNCH_", "PRTE_MCA_PREFIXES", "PMIX_MCA_PREFIXES"),
+)
 _SECRET = re.compile("TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)KEY($|_)", re.IGNORECASE)
 
 
@@ -153,7 +158,9 @@ def _selected(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: environ[name]
         for name in sorted(environ)
-        if (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
+        if (name in _NAMES or name.startswith(_PREFIXES))
+        and not name.startswith(_LAUNCHERS_OWN)
+        and not _SECRET.search(name)
     }
 
 

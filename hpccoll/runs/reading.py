@@ -101,8 +101,17 @@ def find_files(directories: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(path.absolute() for path in found))
 
 
+def _runs_below(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            if record_files(path):
+                yield path
+            else:
+                yield from _runs_below(path)
+
+
 def find_runs(directory: Path) -> list[Path]:
-    """`directory` itself if it holds record files, else those right below it that do.
+    """`directory` itself if it holds record files, else those below it that do.
 
     Raises
     ------
@@ -112,7 +121,7 @@ def find_runs(directory: Path) -> list[Path]:
     try:
         if record_files(directory):
             return [directory]
-        runs = [path for path in sorted(directory.iterdir()) if path.is_dir() and record_files(path)]
+        runs = list(_runs_below(directory))
     except OSError as exc:
         raise RunError(f"cannot read {directory}: {exc.strerror or exc}") from exc
     if not runs:

@@ -248,6 +248,19 @@ def test_the_parent_of_one_run_stands_for_it(tmp_path: Path) -> None:
         collect(tmp_path)
 
 
+def test_several_runs_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a job leaves them: DIR/COLLECTIVE/RUN."""
+    Synthetic().write(tmp_path / "allreduce" / "a")
+    Synthetic(run="b").write(tmp_path / "broadcast" / "b")
+    assert main([str(tmp_path), "--strict"]) == 0
+    titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("====")]
+    assert titles == ["==== allreduce/a", "==== broadcast/b"]
+    assert main([str(tmp_path), "--html", str(tmp_path / "r.html")]) == 2
+    assert "--html is for one run" in capsys.readouterr().err
+    next((tmp_path / "broadcast" / "b").glob("*.jsonl")).unlink()
+    assert main([str(tmp_path), "--strict"]) == 1
+
+
 def test_nothing_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert "holds no record files" in capsys.readouterr().err
