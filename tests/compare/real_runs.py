@@ -1,6 +1,6 @@
 """Do two runs of the same build compare as the same, and one that is a fifth slower as slower?
 
-    python tests/compare/real_runs.py [--ranks 1] [--tries 10]
+    python tests/compare/real_runs.py [--ranks 2] [--tries 10]
 
 starts one run more than there are tries and compares each with the next; then each with the next one's records in which
 every call takes a fifth longer. It measures, so it needs a machine that nobody else uses, and is no part of the tests.
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--tries", type=int, default=10)
-    parser.add_argument("--within", type=float, default=0.1)
+    parser.add_argument("--within", type=float, default=0.05)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         runs = []
