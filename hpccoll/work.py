@@ -9,6 +9,7 @@ they have no order among themselves, so one thread for them could deadlock.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import queue
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hpccoll.errors import CommunicatorError, TransferError, WaitTimeout
+from hpccoll.errors import ArgumentError, CommunicatorError, TransferError, WaitTimeout
 
 _EXIT_TIMEOUT_S = float(os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "30"))
 
@@ -64,7 +65,7 @@ class Work:
         TransferError
             MPI reported an error. What else the operation raised is raised as it was.
         """
-        if not self._done and not self._await(timeout_s):
+        if not self._done and not self._await(_limit(timeout_s, self.method)):
             raise WaitTimeout(
                 f"{self.method}: not complete after {timeout_s:g} s; the operation goes on and its buffers stay in use"
             )
@@ -119,6 +120,19 @@ class Work:
         return f"<Work {self.method}, {state}>"
 
 
+def _limit(timeout_s: Any, method: str) -> float | None:
+    """A limit that locks and clocks can work with, or ArgumentError."""
+    if timeout_s is None:
+        return None
+    try:
+        limit_s = float(timeout_s)
+    except (TypeError, ValueError):
+        limit_s = math.nan
+    if math.isnan(limit_s):
+        raise ArgumentError(f"{method}: `timeout_s` must be seconds or None, got {timeout_s!r}")
+    return min(max(limit_s, 0.0), threading.TIMEOUT_MAX)
+
+
 def _call(callback: Callable[[Work], Any], work: Work) -> None:
     try:
         callback(work)
@@ -136,8 +150,14 @@ class ThreadWork(Work):
         super().__init__(method)
         self._run: Callable[[], Any] | None = run
         self._event = threading.Event()
+        self.worker: Worker | None = None
 
     def _await(self, timeout_s: float | None) -> bool:
+        if timeout_s != 0 and self.worker is not None and self.worker.is_current:
+            raise CommunicatorError(
+                f"{self.method}: a callback of the same communicator waits for it, and it can only start when the "
+                "callback has ended; use add_done_callback here too"
+            )
         return self._event.wait(timeout_s)
 
     def execute(self) -> None:
@@ -180,6 +200,7 @@ class Worker:
         return threading.get_ident() == self._thread.ident
 
     def submit(self, work: ThreadWork) -> None:
+        work.worker = self
         with self._lock:
             self.submitted += 1
         self._queue.put(work)

@@ -83,7 +83,7 @@ if "$PYTHON" -c 'import duckdb' 2>/dev/null; then
     run "$PYTHON" -m hpccoll.collect "$DIR" >"$DIR/summary.txt" || fail "$?" "the summary failed"
     cat -- "$DIR/summary.txt"
 else
-    echo "no summary: pip install 'hpccoll[report]', then python -m hpccoll.collect $DIR"
+    echo "no summary: pip install duckdb matplotlib rich, then python -m hpccoll.collect $DIR"
 fi
 touch -- "$DIR/COMPLETE"
 echo "mpirun_bench: complete; results in $DIR"

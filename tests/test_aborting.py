@@ -229,3 +229,35 @@ def test_hooks_are_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.excepthook is sys.__excepthook__
     assert hook is aborting._main_thread_hook
     assert len(registered) == 1
+
+
+AFTER_FINALIZE = """
+import numpy as np
+from mpi4py import MPI
+import hpccoll as hc
+comm, x = hc.world(), np.ones(1)
+MPI.Finalize()
+for blocking in (True, False):
+    for call in (
+        lambda: comm.send(x, dest=0, blocking=blocking), lambda: comm.recv(x, blocking=blocking),
+        lambda: comm.recv(x, tag=1, blocking=blocking), lambda: comm.sendrecv(x, dest=0, out=x, source=0),
+        lambda: comm.allreduce(x, blocking=blocking), lambda: comm.allreduce(x, op="max", blocking=blocking),
+        lambda: comm.allreduce(x.astype(np.float16), out=x.astype(np.float16), blocking=blocking),
+        lambda: comm.allreduce(1, blocking=blocking), lambda: comm.scan(x, blocking=blocking),
+        lambda: comm.broadcast(x, blocking=blocking), lambda: comm.allgather(x, blocking=blocking),
+        lambda: comm.alltoall(x, blocking=blocking), lambda: comm.barrier(blocking=blocking),
+        lambda: comm.broadcast_object(1, blocking=blocking),
+        comm.dup, comm.node, comm.leaders, lambda: comm.split(0), hc.world,
+    ):
+        try:
+            call()
+        except hc.CommunicatorError:
+            continue
+        raise SystemExit("went through")
+comm.free()
+print("all refused")
+"""
+
+
+def test_after_finalize(mpirun: Mpirun) -> None:
+    assert mpirun(1, "-c", AFTER_FINALIZE).stdout == "all refused\n"

@@ -189,3 +189,25 @@ def test_short_cut_knows_blocks(make):
         (whole, whole, 3),
     ):
         assert buffers.direct(x, out, blocks) is None
+
+
+@pytest.mark.parametrize("make", [lambda: torch.eye(3).to_sparse_csr(), lambda: torch.eye(3).to_mkldnn()])
+def test_direct_never_raises(make):
+    assert buffers.direct(make(), make()) is None
+    with pytest.raises(UnsupportedError, match="layout"):
+        buffers.source(make(), "test")
+
+
+def test_tensor_whose_memory_was_given_back():
+    x = torch.ones(4)
+    x.untyped_storage().resize_(0)
+    assert buffers.direct(x, x) is None
+    with pytest.raises(ArgumentError, match="test: the memory of `x` cannot be reached"):
+        buffers.source(x, "test")
+
+
+def test_the_line_is_none_of_autograds_business():
+    leaf = torch.ones(2, 2, requires_grad=True)
+    buffers.source(leaf, "test").line.mul_(2)
+    assert leaf.tolist() == [[2, 2], [2, 2]]
+    assert leaf.is_leaf

@@ -13,7 +13,19 @@ PACKAGE = Path(hpccoll.__file__).parent
 
 # Modules and packages right below hpccoll. Programs are layer 3; modules that are named nowhere are parts of Comm.
 FOUNDATION = {
-    *("_version", "environment", "errors", "fit", "network", "nodelist", "records", "runs", "stats", "units"),
+    *(
+        "_version",
+        "aside",
+        "environment",
+        "errors",
+        "fit",
+        "network",
+        "nodelist",
+        "records",
+        "runs",
+        "stats",
+        "units",
+    ),
 }
 COMMUNICATION = 1
 LAYERS = {

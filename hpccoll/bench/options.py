@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hpccoll.bench.case import Case
@@ -276,6 +277,15 @@ def _check_combinations(case: Case, options: Options) -> None:
         raise UsageError("--mode pipelined needs a --batch of 2 calls or more")
     if options.json == options.csv == "-":
         raise UsageError("--json - and --csv - cannot both have standard output")
+    named = [
+        Path(path).absolute()
+        for path in (options.json, options.csv, options.log_dir)
+        if path not in (None, "-")
+    ]
+    if len(set(named)) < len(named):
+        raise UsageError("--json, --csv and --log-dir need different names")
+    if "" in (options.json, options.csv, options.log_dir):
+        raise UsageError("--json, --csv and --log-dir need a name; it is empty")
     if options.writers == "node" and options.log_dir is None:
         raise UsageError("--writers needs --log-dir")
 
@@ -283,7 +293,7 @@ def _check_combinations(case: Case, options: Options) -> None:
 def _check_packages(options: Options) -> None:
     """An engine that is missing is left out; of the only one that is wanted the reason comes at once."""
     if options.engines == ("torch",) and importlib.util.find_spec("torch") is None:
-        raise UsageError("--engine torch needs PyTorch: pip install 'hpccoll[torch]'")
+        raise UsageError("--engine torch needs PyTorch: pip install torch")
     if TORCH_ENGINES & set(options.engines):
         return
     foreign = [dtype.name for dtype in options.dtypes if dtype.needs_ml_dtypes]

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from hpccoll.aside import write_aside
 from hpccoll.bench.case import Case
-from hpccoll.bench.results import Header, Row, write_aside
+from hpccoll.bench.results import Header, Row
 
 __all__ = ["Column", "Printer", "Report", "columns_of", "conditions", "terminal_width"]
 
@@ -159,7 +160,7 @@ class Printer:
         if target == "-":
             Printer(sys.stdout).line(text.rstrip("\n"))
         else:
-            write_aside(Path(target), text)
+            write_aside(Path(target), lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 class Report(Printer):

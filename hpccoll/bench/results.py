@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import tempfile
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from hpccoll.bench.options import UsageError
 
-__all__ = ["FORMAT", "Failure", "Header", "Row", "check_target", "document", "tidy", "write_aside"]
+__all__ = ["FORMAT", "Failure", "Header", "Row", "check_target", "document", "tidy"]
 
 FORMAT = "hpccoll.bench/1"
 
@@ -223,22 +222,3 @@ def check_target(option: str, target: str | None, control: Any) -> None:
     problem = control.bcast(problem)
     if problem:
         raise UsageError(problem)
-
-
-def write_aside(path: Path, text: str) -> None:
-    """Write `text` aside and rename it, so that `path` is never half a document."""
-    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(aside, 0o666 & ~_umask())
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

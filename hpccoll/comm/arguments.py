@@ -13,7 +13,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.buffers import Buffer, same_memory
-from hpccoll.errors import ArgumentError
+from hpccoll.errors import ArgumentError, CommunicatorError
 
 
 def is_index(value: Any) -> bool:
@@ -36,6 +36,8 @@ def rank_of(comm: Any, rank: Any, method: str, name: str) -> int:
 
 def tag_of(tag: Any, method: str, name: str) -> int:
     """Return a message tag, or raise ArgumentError."""
+    if MPI.Is_finalized():  # MPI ends a process that asks for its largest tag then
+        raise CommunicatorError(f"{method}: MPI has been finalised")
     if not is_index(tag) or not 0 <= operator.index(tag) <= _largest_tag():
         raise ArgumentError(f"{method}: `{name}` must be an int from 0 to {_largest_tag()}, got {tag!r}")
     return operator.index(tag)

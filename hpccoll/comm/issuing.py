@@ -79,7 +79,10 @@ class Issuing:
             raise self._transfer_error(method, error) from error
 
     def _start_worker(self) -> Worker:
-        self.mpi.Get_rank()  # raises where there is no communicator any more
+        try:
+            self.mpi.Get_rank()
+        except MPI.Exception as error:  # somebody has freed it with MPI's own call
+            raise CommunicatorError(f"{self!r} cannot be used any more: {error}") from error
         with _starting:
             if self._worker is None:
                 self._worker = Worker(f"hpccoll worker of {self!r}")

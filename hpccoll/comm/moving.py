@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -12,7 +13,7 @@ from hpccoll import transport
 from hpccoll.buffers import Buffer, DType, copy_of, destination, direct, same_memory, source, target
 from hpccoll.comm.arguments import block_of, forbid_overlap, joined, lengths_of, need_axis, own_block, rank_of
 from hpccoll.comm.issuing import Issuing
-from hpccoll.errors import ArgumentError
+from hpccoll.errors import ArgumentError, UnsupportedError
 
 
 class Moving(Issuing):
@@ -328,17 +329,17 @@ class Moving(Issuing):
         `obj` counts on the root only.
         """
         root = rank_of(self, root, "broadcast_object", "root")
-        return self.run("broadcast_object", lambda: self.mpi.bcast(obj, root), blocking)
+        return self._pickled("broadcast_object", lambda: self.mpi.bcast(obj, root), blocking)
 
     def allgather_object(self, obj: Any, *, blocking: bool = True) -> Any:
         """Collect one picklable object from each rank; every rank gets the list, in the order of the
         ranks."""
-        return self.run("allgather_object", lambda: self.mpi.allgather(obj), blocking)
+        return self._pickled("allgather_object", lambda: self.mpi.allgather(obj), blocking)
 
     def gather_object(self, obj: Any, *, root: int = 0, blocking: bool = True) -> Any:
         """Collect one picklable object from each rank; the root gets the list, the others None."""
         root = rank_of(self, root, "gather_object", "root")
-        return self.run("gather_object", lambda: self.mpi.gather(obj, root), blocking)
+        return self._pickled("gather_object", lambda: self.mpi.gather(obj, root), blocking)
 
     def scatter_object(
         self, objs: Sequence[Any] | None = None, *, root: int = 0, blocking: bool = True
@@ -354,4 +355,17 @@ class Moving(Issuing):
                 raise ArgumentError(
                     f"scatter_object: `objs` must be a list of {self.size} objects, one for each rank; got {len(objs)}"
                 )
-        return self.run("scatter_object", lambda: self.mpi.scatter(objs, root), blocking)
+        return self._pickled("scatter_object", lambda: self.mpi.scatter(objs, root), blocking)
+
+    def _pickled(self, method: str, call: Callable[[], Any], blocking: bool) -> Any:
+        """Run a call of mpi4py that pickles its argument before it sends anything."""
+
+        def run() -> Any:
+            try:
+                return call()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise UnsupportedError(
+                    f"{method}: the object cannot be pickled, or not unpickled here: {error}"
+                ) from error
+
+        return self.run(method, run, blocking)

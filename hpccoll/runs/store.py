@@ -59,7 +59,7 @@ def need(module: str) -> Any:
         package = module.partition(".")[0]
         raise RunError(
             f"{package} is needed for this and cannot be imported ({exc}); install it with "
-            f"`pip install 'hpccoll[report]'` or `pip install {package}`"
+            f"`pip install duckdb matplotlib rich`"
         ) from exc
 
 

@@ -86,7 +86,7 @@ def _warn_of_fork() -> None:
         'on some networks MPI itself may crash. For a DataLoader give multiprocessing_context="forkserver" or '
         '"spawn", or make its workers before init_process_group',
         RuntimeWarning,
-        stacklevel=3,
+        stacklevel=2,
     )
 
 

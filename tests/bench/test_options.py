@@ -142,7 +142,7 @@ def test_refused(name: str, line: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "package", "text"),
     [
-        ("--engine torch", "torch", "--engine torch needs PyTorch: pip install 'hpccoll[torch]'"),
+        ("--engine torch", "torch", "--engine torch needs PyTorch: pip install torch"),
         (
             "--dtype bfloat16",
             "ml_dtypes",

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import pty
-import stat
 import struct
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from hpccoll.allreduce import CASE as ALLREDUCE
 from hpccoll.barrier import CASE as BARRIER
 from hpccoll.bench import report as report_module
 from hpccoll.bench.report import Report, columns_of
-from hpccoll.bench.results import Failure, Header, Row, document, write_aside
+from hpccoll.bench.results import Failure, Header, Row, document
 from hpccoll.reduce import CASE as REDUCE
 
 ROOT = Path(hpccoll.__file__).parents[1]
@@ -127,22 +126,6 @@ def test_every_field_of_the_document_is_documented() -> None:
     content = json.loads(document(HEADER, [ROW], "ok"))
     fields = {*content, *content["header"], *content["rows"][0], *Failure.__dataclass_fields__}
     assert sorted(name for name in fields if f"`{name}`" not in text) == []
-
-
-def test_json_is_written_aside_and_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "out.json"
-    path.write_text("before")
-    with monkeypatch.context() as context:
-        context.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
-        with pytest.raises(OSError, match="no"):
-            write_aside(path, "after")
-    assert path.read_text() == "before"
-    write_aside(path, "after")
-    assert path.read_text() == "after"
-    assert list(tmp_path.iterdir()) == [path]
-    mask = os.umask(0)
-    os.umask(mask)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
 
 
 CLOSED = """

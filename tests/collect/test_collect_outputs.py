@@ -135,7 +135,7 @@ def test_a_missing_library_is_named_with_its_extra(made: Path, tmp_path: Path, m
     )
     assert done.returncode == 2
     assert f"{missing} is needed" in done.stderr
-    assert "pip install 'hpccoll[report]'" in done.stderr
+    assert "pip install duckdb matplotlib rich" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "r.html").exists()
 

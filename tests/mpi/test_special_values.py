@@ -16,7 +16,7 @@ from .support import FLOAT, HALF, SIGNED, UNSIGNED, assert_same, libraries, libr
 @pytest.mark.parametrize("dtype", [*HALF, *FLOAT])
 def test_nan_wins_on_every_rank_wherever_it_is(comm, dtype, op):
     kind = numpy_dtype(dtype)
-    for count in (comm.size + 3, 20000 * comm.size):  # both ways of the half types
+    for count in (comm.size + 3, 70000 * comm.size):  # both ways of the half types
         values = np.full(count, 5 if op == "min" else -5, kind)
         values[-1] = comm.rank
         values[comm.rank] = np.nan  # element r comes as NaN from rank r
@@ -88,6 +88,14 @@ def test_bool_bytes_other_than_zero_and_one(comm):
         got = comm.allreduce(values, op=op)
         assert got.astype(int).tolist() == expected.astype(int).tolist() or comm.size == 1, op
         assert (got == expected).all(), op
+
+
+def test_logical_operations_give_truth_values_also_of_one_value(comm):
+    assert comm.scan(5, op="land") is True
+    assert comm.scan(comm.rank, op="lor") is (comm.rank > 0)
+    two = np.array([2, 255, 0], np.uint8).view(bool)
+    for found in (comm.scan(two, op="lor"), comm.allreduce(two, op="max"), comm.scan(two, op="sum")):
+        assert found.view(np.uint8).tolist() == [1, 1, 0]
 
 
 def test_python_numbers(comm):

@@ -270,3 +270,55 @@ def test_python_goes_on_while_an_operation_waits(comm):
         time.sleep(0.001)
     if comm.size > 1 and comm.rank:
         assert count > 10
+
+
+def test_waiting_in_a_callback_for_a_later_operation_raises(comm):
+    found = []
+
+    def callback(_):
+        later = comm.barrier(blocking=False)
+        assert later.test()  # inside of a callback operations run at once
+
+    def wait_for(later):
+        def wait(_):
+            try:
+                later[0].wait()
+            except hpccoll.CommunicatorError as error:
+                found.append(error)
+
+        return wait
+
+    later = []
+    late(comm, 0)
+    first = comm.barrier(blocking=False)
+    first.add_done_callback(wait_for(later))
+    first.add_done_callback(callback)
+    later.append(comm.allreduce(np.ones(2), blocking=False))
+    assert later[0].wait().tolist() == [comm.size] * 2
+    if comm.rank != 0 or found:  # on rank 0 the first may have been complete before the callback was there
+        assert "a callback of the same communicator waits for it" in str(found[0])
+
+
+@pytest.mark.parametrize("limit", [float("inf"), 1e10, np.float64(5)])
+def test_limits_however_long(comm, limit):
+    assert comm.allreduce(np.ones(1), blocking=False).wait(limit) == comm.size
+
+
+@pytest.mark.parametrize("limit", [float("nan"), "a", [1]])
+def test_limits_that_are_none(comm, limit):
+    work = comm.barrier(blocking=False)
+    late(comm)
+    pending = comm.barrier(blocking=False)
+    if not pending.test():
+        with pytest.raises(hpccoll.ArgumentError, match="`timeout_s` must be seconds or None"):
+            pending.wait(limit)
+    pending.wait()
+    work.wait()
+
+
+def test_communicator_that_somebody_has_freed(comm):
+    mpi = comm.mpi.Dup()
+    other = hpccoll.Comm(mpi)
+    mpi.Free()
+    with pytest.raises(hpccoll.CommunicatorError):
+        other.barrier(blocking=False)

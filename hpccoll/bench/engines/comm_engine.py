@@ -22,7 +22,7 @@ class CommEngine(Engine):
 
     def open(self, comm: Comm, control: Any) -> str | None:
         there = self.kind == "numpy" or importlib.util.find_spec("torch") is not None
-        return joint_reason(control, None if there else "PyTorch is missing: pip install 'hpccoll[torch]'")
+        return joint_reason(control, None if there else "PyTorch is missing: pip install torch")
 
     def bind(self, collective: str, comm: Comm, buffers: Buffers) -> Bound:
         return Bound(self._call(collective, comm, buffers))

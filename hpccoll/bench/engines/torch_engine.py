@@ -61,7 +61,7 @@ class TorchEngine(Engine):
 
     def _missing(self, control: Any) -> str | None:
         if importlib.util.find_spec("torch") is None:
-            return "PyTorch is missing: pip install 'hpccoll[torch]'"
+            return "PyTorch is missing: pip install torch"
         import torch
         import torch.distributed as dist
 

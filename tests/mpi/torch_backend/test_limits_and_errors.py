@@ -41,6 +41,50 @@ def test_synchronous_call_over_its_limit(comm, limited):
     dist.barrier()
 
 
+CALLS = {
+    "broadcast": lambda x, size, group: dist.broadcast(x, 0, group=group),
+    "all_reduce": lambda x, size, group: dist.all_reduce(x, group=group),
+    "all_gather": lambda x, size, group: dist.all_gather([x.clone() for _ in range(size)], x, group=group),
+    "all_gather_into_tensor": lambda x, size, group: dist.all_gather_into_tensor(
+        x.repeat(size), x, group=group
+    ),
+    "reduce_scatter_tensor": lambda x, size, group: dist.reduce_scatter_tensor(
+        x, x.repeat(size), group=group
+    ),
+    "all_to_all_single": lambda x, size, group: dist.all_to_all_single(
+        x.repeat(size), x.repeat(size), group=group
+    ),
+    "all_gather_object": lambda x, size, group: dist.all_gather_object([None] * size, 1, group=group),
+    "barrier": lambda x, size, group: dist.barrier(group=group),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_synchronous_call_is_limited_not_only_the_first(comm, limited, name):
+    x = torch.ones(4)
+    CALLS[name](x, comm.size, limited)
+    if comm.rank != 0:
+        with pytest.raises(dist.DistBackendError, match=r"Timed out after 0.5 s"):
+            CALLS[name](x, comm.size, limited)
+    dist.barrier()
+
+
+def test_monitored_barrier_lets_nobody_through_for_what_an_earlier_one_left(comm):
+    if comm.size == 1:
+        pytest.skip("needs another rank")
+    for late in (1, 0):
+        if comm.rank != late:  # fails, and leaves its messages
+            with pytest.raises(RuntimeError, match="monitoredBarrier"):
+                dist.monitored_barrier(timeout=timedelta(seconds=0.2))
+        dist.barrier()
+        began = time.monotonic()
+        if comm.rank == 1:
+            time.sleep(0.5)
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
+        assert time.monotonic() - began > 0.4
+        dist.barrier()
+
+
 def test_asynchronous_call_over_its_limit(comm, limited):
     if comm.rank != 0:
         work = dist.all_reduce(torch.ones(1), group=limited, async_op=True)
