@@ -154,4 +154,5 @@ if ((${#temporary} > 50)); then
     export TMPDIR=/tmp
 fi
 
+say "for more in a shell of your own: . ${VENV##*/}/bin/activate"
 exec "$VENV/bin/mpirun" -n "$RANKS" "$VENV/bin/python" -m hpccoll.allreduce "$@"

@@ -203,7 +203,13 @@ def _verdict(
     if told and (told < 128 or not status):
         return told
     if status:
-        return status
+        if monitor.ranks:
+            return status
+        say(
+            f"no rank has started (the launcher ended with status {status}); `python -m hpccoll.doctor --hosts ...` "
+            "says which hosts can be reached"
+        )
+        return LOST
     if not monitor.complete:
         missing = [
             rank for rank in range(monitor.size) if rank not in monitor.ranks or monitor.ranks[rank] in silent
