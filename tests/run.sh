@@ -195,6 +195,8 @@ if [[ $MODE != lint ]]; then
     # The report is looked at in a browser. Without one its tests are skipped with that reason, in CI they fail.
     install_package chromium chromium
     command -v chromium >/dev/null || SUMMARY+=("$(printf '%-14s %6s  %s' chromium - 'not installed: the report is not looked at')")
+    install_package cc gcc # for the engine in C
+    command -v cc >/dev/null || SUMMARY+=("$(printf '%-14s %6s  %s' cc - 'not installed: the engine in C is not tested')")
     pytest_suite plain "$PY" -m pytest tests --ignore=tests/mpi --ignore=tests/cluster
     if [[ $MODE == quick ]]; then
         mpi_suite ompi-2 "$OMPI" 2

@@ -115,6 +115,7 @@ def test_sizes(smallest: int, largest: int, factor: int, sizes: list[int]) -> No
         ("allreduce", "--predict 8,1", ["--predict", "at least 2", "got 1"]),
         ("allreduce", "--writers node", ["--writers needs --log-dir"]),
         ("allreduce", "--writers host --log-dir x", ["--writers", "'host'"]),
+        ("allreduce", "--json F --csv ./F", ["--json", "--csv", "different names"]),
         ("allreduce", "--json - --csv -", ["--json -", "--csv -", "standard output"]),
         ("allreduce", "--max-samples -1", ["--max-samples", "at least 0"]),
         ("broadcast", "--guidelines", ["--guidelines"]),

@@ -214,3 +214,11 @@ def test_nothing_stays_when_the_runner_itself_is_killed(start: Start, tmp_path: 
     wait_for([tmp_path / str(rank) for rank in range(3)])
     process.kill()
     process.wait()  # the fixture looks for what is left
+
+
+def test_launcher_that_starts_no_rank(start: Start) -> None:
+    """As mpirun does when ssh reaches no host: a status of its own, which says nothing."""
+    process = start("pass", ranks="none")  # type: ignore[arg-type]
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 69
+    assert "no rank has started (the launcher ended with status 1)" in errors

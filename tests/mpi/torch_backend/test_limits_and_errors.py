@@ -85,6 +85,30 @@ def test_monitored_barrier_lets_nobody_through_for_what_an_earlier_one_left(comm
         dist.barrier()
 
 
+def test_monitored_barrier_ignores_a_release_that_came_too_late(comm):
+    from mpi4py import MPI
+
+    from hpccoll.torch_backend import monitored
+
+    if comm.size == 1:
+        pytest.skip("needs another rank")
+    mpi = comm.mpi.Dup()
+
+    class Few:
+        rank, size = mpi.rank, mpi.size
+
+    Few.mpi = mpi
+    if mpi.rank == 0:
+        monitored._tell(mpi, 1, monitored._GO, 1 << 40)
+    mpi.Barrier()
+    began = MPI.Wtime()
+    if mpi.rank == 0:
+        time.sleep(0.5)
+    monitored.monitored_barrier(Few, 20, False)
+    assert MPI.Wtime() - began > 0.4
+    mpi.Free()
+
+
 def test_asynchronous_call_over_its_limit(comm, limited):
     if comm.rank != 0:
         work = dist.all_reduce(torch.ones(1), group=limited, async_op=True)
