@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def find_mpirun() -> str:
 
 @pytest.fixture
 def mpirun() -> Mpirun:
-    """``mpirun(n, *args, env=None, timeout_s=60, check=True)`` runs ``mpirun -n N python ARGS``.
+    """``mpirun(n, *args, env=None, timeout_s=60, check=True, options=())`` runs ``mpirun -n N OPTIONS python ARGS``.
 
     Returns the CompletedProcess with `stdout` and `stderr` as text. The test fails when the time is over, when the
     status is not zero (unless ``check=False``) and when a process of the job outlives mpirun.
@@ -90,8 +90,9 @@ def run_mpi(
     timeout_s: float = 60.0,
     check: bool = True,
     cwd: str | os.PathLike[str] | None = None,
+    options: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    command = [find_mpirun(), "-n", str(n), sys.executable, *map(os.fspath, args)]
+    command = [find_mpirun(), "-n", str(n), *options, sys.executable, *map(os.fspath, args)]
     mark = uuid.uuid4().hex
     full_env = {**launch_environment(n), **(env or {}), _JOB_MARK: mark}
     # Files and not pipes: a process that outlives mpirun would keep a pipe open.

@@ -18,11 +18,12 @@ from hpccoll.comm.issuing import live
 from hpccoll.comm.messaging import Messaging
 from hpccoll.comm.moving import Moving
 from hpccoll.comm.reducing import Reducing
+from hpccoll.comm.surviving import Surviving
 from hpccoll.errors import ArgumentError, CommunicatorError
 from hpccoll.work import finish_pending
 
 
-class Comm(Reducing, Moving, Messaging):
+class Comm(Reducing, Moving, Messaging, Surviving):
     """A group of ranks and the collectives among them.
 
     Get one from :func:`world`, :meth:`split`, :meth:`node`, :meth:`leaders` or :meth:`dup`; those are freed
@@ -44,7 +45,7 @@ class Comm(Reducing, Moving, Messaging):
     CommunicatorError
         The communicator has been freed, or MPI finalised.
     TransferError
-        MPI reported an error.
+        MPI reported an error. Its subclass :class:`ProcessFailedError`: a rank has died, and this job goes on.
 
     Attributes
     ----------

@@ -10,6 +10,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError
+from hpccoll.failures import transfer_error
 from hpccoll.work import ThreadWork, Worker
 
 
@@ -88,8 +89,8 @@ class Issuing:
                 self._worker = Worker(f"hpccoll worker of {self!r}")
             return self._worker
 
-    def _transfer_error(self, method: str, error: Exception) -> TransferError:
-        return TransferError(f"{method} on rank {self.rank} of {self.size}: {error}")
+    def _transfer_error(self, method: str, error: MPI.Exception) -> TransferError:
+        return transfer_error(f"{method} on rank {self.rank} of {self.size}", error, self.mpi)
 
     @property
     def _free_to_go(self) -> bool:

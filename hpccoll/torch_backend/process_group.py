@@ -18,7 +18,7 @@ from mpi4py import MPI
 from hpccoll import reductions
 from hpccoll.buffers import dtype_of
 from hpccoll.comm import Comm
-from hpccoll.errors import TransferError
+from hpccoll.failures import transfer_error
 from hpccoll.torch_backend import ending, limits, torch_internals
 from hpccoll.torch_backend.work import DONE, DoneWork, PendingWork
 from hpccoll.work import Work
@@ -320,7 +320,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                         memory = _memory(tensor.data_ptr(), count * itemsize)
                         self._mpi.Allreduce(_IN_PLACE, [memory, count, datatype], operation)
                     except MPI.Exception as error:
-                        raise TransferError(f"{self.describe()}: {error}") from error
+                        raise transfer_error(self.describe(), error, self._mpi) from error
                     finally:
                         self._inside = None
                     return DONE
