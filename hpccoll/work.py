@@ -22,6 +22,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError, WaitTimeout
+from hpccoll.recorder import ring
 
 _EXIT_TIMEOUT_S = float(os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "30"))
 
@@ -264,6 +265,7 @@ class RequestWork(Work):
         self._requests = requests
         self._finish: Callable[[Any], Any] | None = finish
         self._asking = threading.Lock()
+        self._entry: list[Any] | None = None
         # MPI uses the buffers until the end, also when the caller has dropped this object.
         _pending.add(self)
         if len(_pending) >= _REAP_FROM:
@@ -298,8 +300,16 @@ class RequestWork(Work):
             error = raised
         self._finish = None
         _pending.discard(self)
+        if self._entry is not None:
+            _note_end(self._entry, error)
         self._complete(result, error)
         return True
+
+    def carry(self, entry: list[Any]) -> None:
+        """Note the end in the flight recorder's entry."""
+        self._entry = entry
+        if self._done:
+            _note_end(entry, self._error)
 
     def _poll(self, statuses: list[Any], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -310,6 +320,13 @@ class RequestWork(Work):
             time.sleep(pause_s)
             pause_s = min(pause_s + 1e-6, 1e-3)
         return True
+
+
+def _note_end(entry: list[Any], error: BaseException | None) -> None:
+    if error is None:
+        ring.finish(entry)
+    else:
+        ring.fail(entry)
 
 
 _pending: set[RequestWork] = set()

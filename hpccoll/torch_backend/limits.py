@@ -56,11 +56,11 @@ class LimitedComm(Comm):
 
     @property
     def _free_to_go(self) -> bool:
-        """Never: the short cuts of :class:`Comm` do not come through `run`."""
+        """Never: the short cuts of :class:`Comm` do not come through `_run`."""
         return False
 
-    def run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
-        """As :meth:`Comm.run`; the operation starts when every rank is there."""
+    def _run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
+        """As in :class:`Comm`; the operation starts when every rank is there."""
         if getattr(self._inside, "now", False):
             return operation()  # part of an operation that has passed
         number = self._number()
@@ -73,7 +73,7 @@ class LimitedComm(Comm):
             finally:
                 self._inside.now = False
 
-        return super().run(method, after_all_have_come, blocking)
+        return super()._run(method, after_all_have_come, blocking)
 
     def _meet(self, method: str, number: int) -> None:
         if self._failed is not None:

@@ -161,7 +161,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             mpi.Free()
 
         if comm.pending:
-            comm.run("destroy_process_group", free, blocking=False)
+            comm._run("destroy_process_group", free, blocking=False)
         else:
             free()
 
