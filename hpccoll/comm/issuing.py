@@ -65,7 +65,8 @@ class Issuing:
 
     def _run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
         """As `run`, for the methods, which are recorded already."""
-        operation = seam.take(operation)
+        if seam.ACTIVE:
+            operation = seam.take(operation)
         worker = self._worker
         if blocking and (worker is None or worker.idle or worker.is_current):
             try:

@@ -35,7 +35,7 @@ __all__ = [
 LOG, KIND, SEQ, METHOD, DTYPE, SHAPE, DETAIL, CODE, INSTRUCTION, THREAD, ISSUED, STARTED, ENDED, FAILED = (
     range(14)
 )
-BLOCKING, LIMIT_S, WAITING = 14, 15, 16
+BLOCKING, LIMIT_S, WAITING, WRITTEN = 14, 15, 16, 17
 
 COLLECTIVE, MESSAGE = "collective", "p2p"
 
@@ -43,9 +43,8 @@ now_ns = time.monotonic_ns
 RECORDING = settings.operations() > 0
 SIZE = max(1, settings.operations())  # check mode names call sites also with the recorder off
 
-_slots: list[Any] = [None] * SIZE
-_next = itertools.count()
-_written = 0  # read by the dump only: how far `_next` has come
+slots: list[list[Any]] = [[None] * ENDED + [1]] * SIZE  # what stands there at first has ended long ago
+numbers = itertools.count()
 _overtaken: dict[int, list[Any]] = {}
 """Operations that were still running when the ring came round to them."""
 
@@ -62,8 +61,8 @@ class Log:
     rank, size : int
     ranks : sequence of int
         The members' ranks in the world, in the order of the communicator.
-    started, completed : int
-        Numbers of the last collective that has been started, and ended.
+    started : int
+        Number of the last collective that has been started.
     messages : int
         Sends and receives so far.
     limit_s : float or None
@@ -79,7 +78,6 @@ class Log:
         self.size = len(ranks)
         self.ranks = ranks
         self.started = 0
-        self.completed = 0
         self.messages = 0
         self.freed = False
         self.names: dict[str, str] = {}
@@ -98,21 +96,19 @@ def shape_of(x: Any) -> tuple[Any, Any]:
 
 
 def put(entry: list[Any]) -> None:
-    """Put an entry into the ring."""
-    global _written
-    number = next(_next)
-    slot = number % SIZE
-    old = _slots[slot]
-    if old is not None and not old[ENDED]:
-        _overtaken[id(old)] = old
-        _forget_ended()
-    _slots[slot] = entry
-    _written = number + 1
+    """Put an entry into the ring. (The decorators of :mod:`hpccoll.recorder.seam` do the same in line.)"""
+    entry[WRITTEN] = next(numbers)
+    slot = entry[WRITTEN] % SIZE
+    if not slots[slot][ENDED]:
+        keep(slots[slot])
+    slots[slot] = entry
 
 
-def _forget_ended() -> None:
-    for key, entry in list(_overtaken.items()):
-        if entry[ENDED]:
+def keep(entry: list[Any]) -> None:
+    """Keep an operation that is still running when the ring comes round to it."""
+    _overtaken[id(entry)] = entry
+    for key, other in list(_overtaken.items()):
+        if other[ENDED]:
             _overtaken.pop(key, None)
 
 
@@ -131,7 +127,7 @@ def issue(
     frame = sites.outside(frame)
     entry = [
         log, kind, 0, method, dtype, shape, detail, frame.f_code, frame.f_lasti, threading.get_ident(), now_ns(),
-        0, 0, False, blocking, limit_s, 0,
+        0, 0, False, blocking, limit_s, None, 0,
     ]  # fmt: skip
     outer = getattr(current, "entry", None)
     if outer is not None and sites.is_inside(entry[CODE]):
@@ -156,8 +152,6 @@ def start(entry: list[Any]) -> None:
 def finish(entry: list[Any]) -> None:
     """Note that an operation is complete."""
     entry[ENDED] = now_ns()
-    if entry[KIND] is COLLECTIVE:
-        entry[LOG].completed = entry[SEQ]
 
 
 def fail(entry: list[Any]) -> None:
@@ -180,19 +174,15 @@ def reject(entry: list[Any]) -> None:
 
 def snapshot() -> tuple[list[list[Any]], int]:
     """The entries, oldest first, and the number of older ones that the ring has lost."""
-    written = _written
-    first = max(0, written - SIZE)
-    entries = [*_overtaken.values(), *(_slots[number % SIZE] for number in range(first, written))]
-    seen: dict[int, list[Any]] = {
-        id(entry): entry for entry in entries if entry is not None and entry[METHOD]
-    }
-    return sorted(seen.values(), key=lambda entry: entry[ISSUED]), max(0, first - len(_overtaken))
+    kept = list(_overtaken.values())
+    entries = {id(entry): entry for entry in [*kept, *slots] if entry[METHOD]}
+    written = max((entry[WRITTEN] for entry in slots if len(entry) > WRITTEN), default=-1) + 1
+    return sorted(entries.values(), key=lambda entry: entry[WRITTEN]), max(0, written - SIZE - len(kept))
 
 
 def open_entries() -> list[list[Any]]:
     """The operations that have not ended."""
-    entries = [*_overtaken.values(), *_slots]
-    return [entry for entry in entries if entry is not None and not entry[ENDED]]
+    return [entry for entry in [*list(_overtaken.values()), *slots] if not entry[ENDED]]
 
 
 def logs() -> list[Log]:

@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 
 from hpccoll.errors import ArgumentError
 from hpccoll.recorder import limits, ring, settings, sites
-from hpccoll.recorder.ring import COLLECTIVE, ENDED, MESSAGE, current, now_ns
+from hpccoll.recorder.ring import COLLECTIVE, ENDED, MESSAGE, current
 
-__all__ = ["ACTIVE", "OPTIONS", "carry", "collective", "message", "site", "take"]
+__all__ = ["ACTIVE", "OPTIONS", "carry", "collective", "failed", "message", "site", "take"]
 
 ACTIVE = ring.RECORDING or settings.checks()
 
@@ -32,106 +32,123 @@ OPTIONS: dict[str, tuple[str, ...]] = {}
 
 _RECORDED = ("op", "root", "dest", "source", "tag")
 
+# A wrapper with the method's own signature costs a third of one with *args and **kwargs, and all of this together has
+# to stay below a microsecond. So it is put together as text, like the methods of a dataclass.
+_WRAPPER = """\
+def {name}({parameters}):
+{defer}
+{look}
+    frame = getframe(1)
+    code = frame.f_code
+    if code.co_filename.startswith(OF_US):
+        frame = outside(frame)
+        code = frame.f_code
+    log = self._log
+    log.{counter} = number = log.{counter} + 1
+    written = next(numbers)
+    begun = now_ns()
+    entry = [log, KIND, number, {name!r}, dtype, shape, {detail}, code, frame.f_lasti, get_ident(), begun, begun,
+             0, False, {blocking}, None, None, written]
+    slot = written % SIZE
+    if not slots[slot][{ended}]:
+        keep(slots[slot])
+    slots[slot] = entry
+    try:
+{check}
+        result = method({arguments})
+    except BaseException as error:
+        failed(entry, error)
+        raise
+{end}
+    return result
+"""
+_DEFER = """\
+    worker = self._worker
+    if {not_now} worker is not None and not worker.idle and not worker.is_current:
+        return defer(self, method, {name!r}, {buffer}, {detail}, getframe(1), {blocking}, {given})
+"""
+_LOOK = """\
+    try:
+        dtype = x.dtype
+        shape = x.shape
+    except AttributeError:
+        dtype, shape = shape_of({buffer})
+"""
+_CHECK = """\
+        if self._check is not None:
+            self._check(entry, {given})
+"""
+_END = """\
+    entry[{ended}] = now_ns()
+"""
+_CARRY = """\
+    if blocking:
+        entry[{ended}] = now_ns()
+    else:
+        result.carry(entry)
+"""
+
 
 def collective(method: Method) -> Method:
     """Record the calls of a collective of :class:`hpccoll.comm.issuing.Issuing`."""
-    if not ACTIVE:
-        return method
-    name, takes_buffer, detail_of, option, default = _of(method)
-    put, outside, getframe, get_ident, of_us = (
-        ring.put,
-        sites.outside,
-        sys._getframe,
-        threading.get_ident,
-        sites.HPCCOLL,
-    )
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        worker = self._worker
-        queued = worker is not None and not worker.idle and not worker.is_current
-        detail = kwargs.get(option, default) if detail_of is None else detail_of(kwargs)
-        if queued or not kwargs.get("blocking", True):
-            x = _buffer(args, kwargs) if takes_buffer else None
-            return _issue(self, method, name, x, detail, getframe(1), args, kwargs)
-        dtype = shape = None
-        if takes_buffer:
-            try:
-                x = args[0]
-                dtype, shape = x.dtype, x.shape
-            except (AttributeError, IndexError):
-                dtype, shape = ring.shape_of(_buffer(args, kwargs))
-            x = None
-        frame = getframe(1)
-        code = frame.f_code
-        if code.co_filename.startswith(of_us):
-            frame = outside(frame)
-            code = frame.f_code
-        log = self._log
-        log.started = number = log.started + 1
-        begun = now_ns()
-        entry = [log, COLLECTIVE, number, name, dtype, shape, detail, code, frame.f_lasti, get_ident(), begun, begun,
-                 0, False, True, None, 0]  # fmt: skip
-        put(entry)
-        try:
-            if self._check is not None:
-                self._check(entry, args, kwargs)
-            result = method(self, *args, **kwargs)
-        except BaseException as error:
-            _failed(entry, error)
-            raise
-        entry[ENDED] = now_ns()
-        log.completed = number
-        return result
-
-    return cast(Method, call)
+    return _recorded(method, COLLECTIVE, "started", _DEFER, _CHECK, _END) if ACTIVE else method
 
 
 def message(method: Method) -> Method:
     """Record the calls of a method that sends or receives; its Work carries the entry on."""
-    if not ACTIVE:
-        return method
-    name, _, detail_of, option, default = _of(method)
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        blocking = bool(kwargs.get("blocking", True))
-        detail = kwargs.get(option, default) if detail_of is None else detail_of(kwargs)
-        x = _buffer(args, kwargs)
-        entry = ring.issue(self._log, MESSAGE, name, x, detail, sys._getframe(1), blocking, None)
-        del x
-        ring.start(entry)
-        try:
-            result = method(self, *args, **kwargs)
-        except BaseException as error:
-            _failed(entry, error)
-            raise
-        if blocking:
-            entry[ENDED] = now_ns()
-        else:
-            result.carry(entry)
-        return result
-
-    return cast(Method, call)
+    return _recorded(method, MESSAGE, "messages", "", "", _CARRY) if ACTIVE else method
 
 
-def _of(method: Callable[..., Any]) -> tuple[str, bool, Callable[[dict[str, Any]], Any] | None, str, Any]:
-    name, parameters = method.__name__, inspect.signature(method).parameters
-    OPTIONS[name] = options = tuple(option for option in _RECORDED if option in parameters)
-    defaults = [parameters[option].default for option in options]
-    defaults = [None if value is inspect.Parameter.empty else value for value in defaults]
-    if len(options) < 2:
-        return name, "x" in parameters, None, *(options or ("",)), *(defaults or (None,))
-    pairs = tuple(zip(options, defaults, strict=True))
-    return name, "x" in parameters, lambda kwargs: tuple([kwargs.get(*pair) for pair in pairs]), "", None
+def _recorded(method: Method, kind: str, counter: str, defer: str, check: str, end: str) -> Method:
+    name, parameters = method.__name__, list(inspect.signature(method).parameters.values())
+    names = [parameter.name for parameter in parameters]
+    OPTIONS[name] = options = tuple(option for option in _RECORDED if option in names)
+    positional = [p.name for p in parameters[1:] if p.kind is not p.KEYWORD_ONLY]
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    passed = ", ".join(f"{name}={name}" for name in by_name)
+    blocking = "blocking" if "blocking" in names else "True"
+    words = {
+        "name": name,
+        "parameters": _declared(parameters),
+        "arguments": ", ".join(["self", *positional, *([passed] if passed else [])]),
+        "given": f"({''.join(f'{name}, ' for name in positional)}), dict({passed})",
+        "detail": options[0] if len(options) == 1 else f"({', '.join(options)})" if options else "None",
+        "buffer": "None" if "x" not in names else "(out if x is None else x)" if "out" in names else "x",
+        "blocking": blocking,
+        "not_now": "not blocking or" if blocking == "blocking" else "",
+        "counter": counter,
+        "ended": ENDED,
+    }
+    parts = {
+        "defer": defer,
+        "look": _LOOK if "x" in names else "    dtype = shape = None\n",
+        "check": check,
+        "end": end,
+    }
+    text = _WRAPPER.format(**words, **{key: part.format(**words) for key, part in parts.items()})
+    place = {
+        "getframe": sys._getframe, "get_ident": threading.get_ident, "outside": sites.outside, "OF_US": sites.HPCCOLL,
+        "numbers": ring.numbers, "now_ns": ring.now_ns, "slots": ring.slots, "SIZE": ring.SIZE, "keep": ring.keep,
+        "shape_of": ring.shape_of, "failed": failed, "defer": _defer, "KIND": kind, "method": method,
+        **{f"_{p.name}": p.default for p in parameters},
+    }  # fmt: skip
+    exec(compile(text, f"{sites.GENERATED}{name}>", "exec"), place)
+    return cast(Method, functools.wraps(method)(place[name]))
 
 
-def _buffer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0] if args else kwargs.get("x")
-    return kwargs.get("out") if x is None else x
+def _declared(parameters: list[inspect.Parameter]) -> str:
+    words, star = [], False
+    for parameter in parameters:
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            words.append("*")
+            star = True
+        given = "" if parameter.default is parameter.empty else f"=_{parameter.name}"
+        words.append(parameter.name + given)
+    return ", ".join(words)
 
 
-def _failed(entry: list[Any], error: BaseException) -> None:
+def failed(entry: list[Any], error: BaseException) -> None:
+    """Note that an operation has raised."""
     if isinstance(error, ArgumentError):
         ring.reject(entry)  # nothing has been sent
     elif not entry[ENDED]:
@@ -141,24 +158,16 @@ def _failed(entry: list[Any], error: BaseException) -> None:
 # ---- What runs later, or on the communicator's own thread
 
 
-def _issue(
-    comm: Any,
-    method: Any,
-    name: str,
-    x: Any,
-    detail: Any,
-    frame: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+def _defer(
+    comm: Any, method: Any, name: str, x: Any, detail: Any, frame: Any, blocking: bool, args: Any, kwargs: Any
 ) -> Any:
-    blocking = bool(kwargs.get("blocking", True))
     entry = ring.issue(comm._log, COLLECTIVE, name, x, detail, frame, blocking, limits.current())
     check = None if comm._check is None else functools.partial(comm._check, entry, args, kwargs)
     current.handed = (entry, check)
     try:
         result = method(comm, *args, **kwargs)
     except BaseException as error:
-        _failed(entry, error)
+        failed(entry, error)
         raise
     finally:
         left, current.handed = current.handed, None
@@ -191,7 +200,7 @@ def carry(
                 check()
             result = operation()
         except BaseException as error:
-            _failed(entry, error)
+            failed(entry, error)
             raise
         finally:
             current.entry = outer

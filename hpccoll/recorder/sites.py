@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from types import CodeType, FrameType
 
-__all__ = ["HPCCOLL", "add_inside", "describe", "is_inside", "outside", "short_path"]
+__all__ = ["GENERATED", "HPCCOLL", "add_inside", "describe", "is_inside", "outside", "short_path"]
 
 HPCCOLL = str(Path(__file__).parents[1]) + os.sep
+GENERATED = "<hpccoll "
 
-_inside: tuple[str, ...] = (HPCCOLL, "<frozen ")
+_inside: tuple[str, ...] = (HPCCOLL, "<frozen ", GENERATED)
 # Asking a code object's file name again and again would cost more than this. The codes are kept, so that no other one
 # gets the number of one that is gone.
 _known: dict[int, CodeType] = {}
