@@ -21,8 +21,9 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hpccoll import leaving
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError, WaitTimeout
-from hpccoll.recorder import ring
+from hpccoll.recorder import limits, ring
 
 _EXIT_TIMEOUT_S = float(os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "30"))
 
@@ -230,8 +231,10 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def finish_pending() -> None:
-    """Before MPI is finalised, let pending collectives end; if they do not, end the job instead of
-    hanging."""
+    """Before MPI is finalised, let pending collectives end; if they do not, end the job instead of hanging.
+
+    Under a limit, meet the other ranks then.
+    """
     deadline = time.monotonic() + _EXIT_TIMEOUT_S
     for worker in list(_workers):
         if not worker.drain(max(0.0, deadline - time.monotonic())):
@@ -243,6 +246,7 @@ def finish_pending() -> None:
                 flush=True,
             )
             MPI.COMM_WORLD.Abort(1)
+    leaving.meet()
 
 
 # ---- Point to point
@@ -273,6 +277,15 @@ class RequestWork(Work):
                 work.test()
 
     def _await(self, timeout_s: float | None) -> bool:
+        if self._entry is not None and timeout_s != 0:
+            self._entry[ring.WAITING] = ring.now_ns(), limits.current()
+        try:
+            return self._await_turn(timeout_s)
+        finally:
+            if self._entry is not None:
+                self._entry[ring.WAITING] = None
+
+    def _await_turn(self, timeout_s: float | None) -> bool:
         # One thread at a time asks MPI; the others find the answer.
         if not self._asking.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return False

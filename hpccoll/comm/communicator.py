@@ -21,7 +21,7 @@ from hpccoll.comm.messaging import Messaging
 from hpccoll.comm.moving import Moving
 from hpccoll.comm.reducing import Reducing
 from hpccoll.errors import ArgumentError, CommunicatorError
-from hpccoll.recorder import ring
+from hpccoll.recorder import duty, job, ring
 from hpccoll.recorder.seam import collective
 from hpccoll.work import finish_pending
 
@@ -162,6 +162,7 @@ def world() -> Comm:
         gate.check_world(MPI.COMM_WORLD)
         duplicate = MPI.COMM_WORLD.Dup()
         duplicate.Set_name("hpccoll world")
+        identity.introduce(duplicate.bcast(job.proposal() if duplicate.rank == 0 else None))
         _world = Comm(duplicate, identity.of_world(duplicate))
         _world._owned = True
         cuda.self_test(duplicate)
@@ -173,6 +174,8 @@ def _at_finalize(*_: Any) -> None:
     for comm in list(live):
         comm.close("MPI has been finalised")
 
+
+duty.begin()
 
 # MPI_Finalize deletes the attributes of COMM_SELF before anything else.
 MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_at_finalize), True)

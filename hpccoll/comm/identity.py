@@ -8,12 +8,19 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hpccoll import gate
+from hpccoll.recorder import dump, job
 from hpccoll.recorder.ring import Log
 
-__all__ = ["of_child", "of_world", "of_wrapped"]
+__all__ = ["introduce", "of_child", "of_world", "of_wrapped"]
 
 _key = MPI.Comm.Create_keyval()
 _wrapped: collections.Counter[tuple[int, ...]] = collections.Counter()
+
+
+def introduce(agreed: dict[str, Any]) -> None:
+    """Tell the recorder about the job."""
+    job.enter(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, gate.library_version(), agreed)
 
 
 def of_world(mpi: Any) -> Log:
@@ -38,6 +45,8 @@ def of_wrapped(mpi: Any) -> Log:
     """
     log = mpi.Get_attr(_key)
     if log is None:
+        if job.known() is None:
+            introduce(job.proposal_of_launcher())
         ranks = _translated(mpi, MPI.COMM_WORLD)
         _wrapped[tuple(ranks)] += 1
         first = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
@@ -45,6 +54,17 @@ def of_wrapped(mpi: Any) -> Log:
         log = Log(id, mpi.name or id, mpi.rank, _folded(ranks))
         mpi.Set_attr(_key, log)
     return log
+
+
+def of_members(ranks: Sequence[int], rank: int) -> Log:
+    """The record of what some ranks of torch's default group do together before they have a communicator."""
+    id = f"torch:new_group({dump.folded(ranks)})"
+    return Log(id, id, rank, list(ranks))
+
+
+def of_group(mpi: Any) -> Log:
+    """The record of a process group of torch's, which gets its name later."""
+    return Log("torch:", "", mpi.rank, _folded(_translated(mpi, MPI.COMM_WORLD)))
 
 
 def _translated(mpi: Any, into: Any) -> list[int]:

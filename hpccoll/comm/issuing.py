@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from mpi4py import MPI
 
 from hpccoll.comm import identity
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError
-from hpccoll.recorder import limits, ring, seam
+from hpccoll.recorder import ring, seam
 from hpccoll.work import ThreadWork, Worker
 
 
@@ -56,12 +55,11 @@ class Issuing:
         -------
         What `operation` returns, or with ``blocking=False`` a Work
         """
-        if seam.ACTIVE:
-            entry = ring.issue(
-                self._log, ring.COLLECTIVE, method, None, None, sys._getframe(1), blocking, limits.current()
-            )
-            operation = seam.carry(entry, None, operation)
-        return self._run(method, operation, blocking)
+        return self._run(method, self.recorded(method, operation, blocking), blocking)
+
+    def recorded(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Callable[[], Any]:
+        """`operation`, which the flight recorder shows as issued now, and as running when it is called."""
+        return seam.recorded(self._log, method, operation, blocking)
 
     def _run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
         """As `run`, for the methods, which are recorded already."""

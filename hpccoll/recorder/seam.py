@@ -21,7 +21,7 @@ from hpccoll.errors import ArgumentError
 from hpccoll.recorder import limits, ring, settings, sites
 from hpccoll.recorder.ring import COLLECTIVE, ENDED, MESSAGE, current
 
-__all__ = ["ACTIVE", "OPTIONS", "carry", "collective", "failed", "message", "site", "take"]
+__all__ = ["ACTIVE", "OPTIONS", "carry", "collective", "failed", "message", "recorded", "site", "take"]
 
 ACTIVE = ring.RECORDING or settings.checks()
 
@@ -91,15 +91,15 @@ _CARRY = """\
 
 def collective(method: Method) -> Method:
     """Record the calls of a collective of :class:`hpccoll.comm.issuing.Issuing`."""
-    return _recorded(method, COLLECTIVE, "started", _DEFER, _CHECK, _END) if ACTIVE else method
+    return _wrapped(method, COLLECTIVE, "started", _DEFER, _CHECK, _END) if ACTIVE else method
 
 
 def message(method: Method) -> Method:
     """Record the calls of a method that sends or receives; its Work carries the entry on."""
-    return _recorded(method, MESSAGE, "messages", "", "", _CARRY) if ACTIVE else method
+    return _wrapped(method, MESSAGE, "messages", "", "", _CARRY) if ACTIVE else method
 
 
-def _recorded(method: Method, kind: str, counter: str, defer: str, check: str, end: str) -> Method:
+def _wrapped(method: Method, kind: str, counter: str, defer: str, check: str, end: str) -> Method:
     name, parameters = method.__name__, list(inspect.signature(method).parameters.values())
     names = [parameter.name for parameter in parameters]
     OPTIONS[name] = options = tuple(option for option in _RECORDED if option in names)
@@ -185,6 +185,17 @@ def take(operation: Callable[[], Any]) -> Callable[[], Any]:
     current.handed = None
     entry, check = handed
     return carry(entry, check, operation)
+
+
+def recorded(
+    log: ring.Log, method: str, operation: Callable[[], Any], blocking: bool = True
+) -> Callable[[], Any]:
+    """`operation`, issued now as a collective of a communicator, and carried out when it is called."""
+    if not ACTIVE:
+        return operation
+    frame = sys._getframe(1)
+    entry = ring.issue(log, COLLECTIVE, method, None, None, frame, blocking, limits.current())
+    return carry(entry, None, operation)
 
 
 def carry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -11,7 +12,7 @@ __all__ = ["GENERATED", "HPCCOLL", "add_inside", "describe", "is_inside", "outsi
 HPCCOLL = str(Path(__file__).parents[1]) + os.sep
 GENERATED = "<hpccoll "
 
-_inside: tuple[str, ...] = (HPCCOLL, "<frozen ", GENERATED)
+_inside: tuple[str, ...] = (HPCCOLL, "<frozen ", GENERATED, threading.__file__)
 # Asking a code object's file name again and again would cost more than this. The codes are kept, so that no other one
 # gets the number of one that is gone.
 _known: dict[int, CodeType] = {}
