@@ -29,6 +29,7 @@ if _typing.TYPE_CHECKING:
         VerificationError,
         WaitTimeout,
     )
+    from hpccoll.recorder.limits import timeout
     from hpccoll.work import Work
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Work",
     "__version__",
     "abort_on_exception",
+    "timeout",
     "world",
 ]
 
@@ -61,6 +63,7 @@ _MODULE_OF = {
     "WaitTimeout": "hpccoll.errors",
     "Work": "hpccoll.work",
     "abort_on_exception": "hpccoll.aborting",
+    "timeout": "hpccoll.recorder.limits",
     "world": "hpccoll.comm",
 }
 

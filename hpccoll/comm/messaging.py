@@ -14,6 +14,7 @@ from hpccoll.buffers import source as opened  # `source` is the name of an argum
 from hpccoll.comm.arguments import rank_of, tag_of
 from hpccoll.comm.issuing import Issuing
 from hpccoll.errors import TransferError
+from hpccoll.recorder.seam import message
 from hpccoll.work import RequestWork
 
 
@@ -27,6 +28,7 @@ class Messaging(Issuing):
         except MPI.Exception as error:
             raise self._transfer_error(method, error) from error
 
+    @message
     def send(self, x: Any, *, dest: int, tag: int = 0, blocking: bool = True) -> Any:
         """Send `x` to one rank.
 
@@ -53,6 +55,7 @@ class Messaging(Issuing):
             request = transport.isend(self.mpi, buffer, dest, tag)
         return RequestWork("send", [request], lambda _: buffer and None, self.mpi)
 
+    @message
     def recv(
         self, x: Any, *, source: int | None = None, tag: int | None = None, blocking: bool = True
     ) -> Any:
@@ -89,6 +92,7 @@ class Messaging(Issuing):
             request = transport.irecv(self.mpi, buffer, peer, number)
         return self._receiving("recv", [request], buffer)
 
+    @message
     def sendrecv(
         self,
         x: Any,

@@ -60,7 +60,8 @@ class Surviving(Issuing):
         made = self.run("shrink", self.mpi.Shrink)
         if made.size < self.size:
             note_the_dead()
-        return self._adopt(made)  # type: ignore[attr-defined]
+        # Not the number of the call: after a failure the ranks may have counted differently.
+        return self._child("shrink", made.size, made)  # type: ignore[attr-defined]
 
     def agree(self, flag: bool | int) -> Any:
         """Return the same on every rank that lives: the flags of all of them, joined by "and".
