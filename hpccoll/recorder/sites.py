@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from types import CodeType, FrameType
 
-__all__ = ["GENERATED", "CALLERS", "add_inside", "describe", "is_inside", "outside", "short_path"]
+__all__ = ["GENERATED", "CALLERS", "add_inside", "describe", "inside", "is_inside", "outside", "short_path"]
 
 GENERATED = "<hpccoll "
 
@@ -33,6 +33,11 @@ def add_inside(package_file: str) -> None:
     folder = str(Path(package_file).parent) + os.sep
     if folder not in _inside:
         _inside = (*_inside, folder)
+
+
+def inside() -> tuple[str, ...]:
+    """What the file names of code begin with that is not the user's."""
+    return _inside
 
 
 def is_inside(code: CodeType) -> bool:

@@ -790,6 +790,7 @@ _getframe, _get_ident, _next_of, _slots = (
     ring.numbers.__next__,
     ring.slots,
 )
+_SIZE, _INSIDE = ring.SIZE, sites.inside()
 _ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
 
 
@@ -799,7 +800,7 @@ def _begin(log: Any, dtype: Any, count: int, op: str) -> list[Any]:
     if frame.f_code is _ALL_REDUCE:
         frame = frame.f_back.f_back  # past torch's decorator
     code = frame.f_code
-    if sites.is_inside(code):
+    if code.co_filename.startswith(_INSIDE):
         frame = sites.outside(frame)
         code = frame.f_code
     log.started = number = log.started + 1
@@ -807,7 +808,7 @@ def _begin(log: Any, dtype: Any, count: int, op: str) -> list[Any]:
     begun = _now_ns()
     entry = [log, _COLLECTIVE, number, "allreduce", dtype, count, op, code, frame.f_lasti,
              _get_ident(), begun, begun, 0, False, True, None, None, written]  # fmt: skip
-    slot = written % ring.SIZE
+    slot = written % _SIZE
     if not _slots[slot][_ENDED]:
         ring.keep(_slots[slot])
     _slots[slot] = entry
