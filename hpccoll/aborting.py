@@ -6,7 +6,6 @@ threads, nor while a non-daemon thread lives.)
 """
 
 import atexit
-import contextlib
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 from hpccoll.environment import detect, hostname, is_first_rank
 from hpccoll.errors import LaunchError
 from hpccoll.recorder import exceptions
+from hpccoll.recorder.ending import watched
 
 __all__ = ["abort_on_exception", "run_checked", "run_program"]
 
@@ -146,10 +146,7 @@ def _status_of(request: SystemExit) -> int:
 def _leave(status: int) -> NoReturn:
     world = _active_world()
     if world is not None:
-        leaving = sys.modules.get(
-            "hpccoll.leaving"
-        )  # there is no limit where the recorder has not been loaded
-        with leaving.watched() if leaving is not None else contextlib.nullcontext():
+        with watched():
             agreed = agree_on_status(world, status)
         if agreed is None or (agreed and _other_threads()):
             _abort(status or agreed or 1)
