@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 # For the programs whose --help becomes a page.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-os.environ["COLUMNS"] = "100"
+os.environ["COLUMNS"] = "88"
 
 from hpccoll import __version__  # noqa: E402
 
