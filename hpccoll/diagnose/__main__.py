@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 FORMAT = "hpccoll.diagnose/1"
 _USAGE, _NOTHING_TO_READ = 2, 3
 _MOST_GROUPS = 30
+_NO_DUMPS = """\
+  Dumps are written when an operation is over its limit (HPCCOLL_TIMEOUT_S or hpccoll.timeout), on SIGUSR1 and SIGTERM, and
+  after an uncaught exception. MPICH's mpirun kills all ranks at once when one of them is killed, and nothing can be
+  written; with `mpirun -disable-auto-cleanup` the others come to their limit."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         job = read(options.directories, progress)
     except NothingToRead as error:
-        print(f"hpccoll diagnose: error: nothing to read: {error}", file=sys.stderr)
+        print(f"hpccoll diagnose: error: nothing to read: {error}\n{_NO_DUMPS}", file=sys.stderr)
         return _NOTHING_TO_READ
     finally:
         stop()
@@ -166,6 +170,8 @@ def groups(found: Diagnosis) -> list[tuple[list[int], str]]:
             text = "no dump"
         elif operations:
             text = "in " + words.listed([words.operation(item) for item in operations[:3]])
+        elif dump.late is not None:
+            text = f"late, in {words.operation(dump.late)}"
         elif dump.reason == "exit":
             text = f"came to its end; {words.last_operation(dump)}"
         elif dump.reason in ("exception", "check"):

@@ -57,9 +57,11 @@ class Communicators:
     def issued(self, rank: int, comm: str) -> int:
         """Number of the last collective that a rank with a dump has issued."""
         dump = self.job.dumps[rank]
-        member = dump.communicators.get(comm)
         first, calls = dump.collectives.get(comm, (1, []))
-        return max(member.issued if member else 0, first + len(calls) - 1)
+        last = first + len(calls) - 1
+        member = dump.communicators.get(comm)
+        # A rank that goes on while its dump is written counts further than its operations do.
+        return last if member is None or not dump.dropped else max(member.issued, last)
 
     def call(self, rank: int, comm: str, seq: int) -> Call | None:
         """A rank's collective of that number; None if it made none, or the ring has lost it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ __all__ = ["SCHEMA", "Call", "Dump", "DumpError", "Frame", "Member", "Operation"
 SCHEMA = "hpccoll.dump/1"
 MOST_RANKS = 10_000_000
 _GAP = 10_000
+_ENDING = "end of the program"
 
 
 class DumpError(Exception):
@@ -85,6 +87,10 @@ class Dump:
         What is not done, in the order of issue; `failed` what has ended with an error.
     last : Operation or None
         What was issued last.
+    newest_s : float
+        When that was.
+    late : Operation or None
+        The first operation after the time that `parse` was told.
     """
 
     path: Path
@@ -93,6 +99,7 @@ class Dump:
     host: str
     pid: int | None
     job: str | None
+    run: str | None
     reason: str
     message: str
     exit_status: int | None
@@ -109,6 +116,8 @@ class Dump:
     open: list[Operation] = field(default_factory=list)
     failed: list[Operation] = field(default_factory=list)
     last: Operation | None = None
+    newest_s: float = 0.0
+    late: Operation | None = None
     stacks: dict[str, list[Frame]] = field(default_factory=dict)
 
 
@@ -125,8 +134,8 @@ _calls: dict[tuple[Any, ...], Call] = {}
 _rank_lists: dict[str, Sequence[int]] = {}
 
 
-def parse(path: Path, loads: Any = json.loads) -> Dump:
-    """Read one file.
+def parse(path: Path, loads: Any = json.loads, until_s: float = math.inf) -> Dump:
+    """Read one file; what the rank did after `until_s` (Unix time) counts as not done, and makes its reason ``late``.
 
     Raises
     ------
@@ -153,12 +162,12 @@ def parse(path: Path, loads: Any = json.loads) -> Dump:
             )
         raise DumpError(f"is no dump of hpccoll: its schema is {schema!r}")
     try:
-        return _dump(path, document)
+        return _dump(path, document, until_s)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise DumpError(f"does not keep to the schema {SCHEMA}: {type(error).__name__}: {error}") from error
 
 
-def _dump(path: Path, document: dict[str, Any]) -> Dump:
+def _dump(path: Path, document: dict[str, Any], until_s: float) -> Dump:
     rank, size = _whole(document["rank"], "rank"), _whole(document["size"], "size")
     if not rank < size <= MOST_RANKS:
         raise ValueError(f"rank {rank} of {size}")
@@ -169,6 +178,7 @@ def _dump(path: Path, document: dict[str, Any]) -> Dump:
         host=str(document.get("host") or "unknown"),
         pid=document.get("pid"),
         job=None if document.get("job") is None else str(document["job"]),
+        run=None if document.get("run") is None else str(document["run"]),
         reason=str(document.get("reason") or "unknown"),
         message=str(document.get("message") or ""),
         exit_status=document.get("exit_status"),
@@ -201,21 +211,34 @@ def _dump(path: Path, document: dict[str, Any]) -> Dump:
             for f in item["frames"]
         ]
     for item in document.get("operations") or []:
-        _add(dump, item)
+        issued_s = item.get("issued_s") or 0.0
+        dump.newest_s = max(dump.newest_s, issued_s)
+        if issued_s > until_s:
+            _postpone(dump, item)
+        elif item["method"] != _ENDING:
+            _add(dump, item)
+        elif item["state"] in ("issued", "running") and dump.reason not in ("exception", "check"):
+            dump.reason = "exit"  # whatever made it dump, it is at its end
     return dump
+
+
+def _postpone(dump: Dump, item: dict[str, Any]) -> None:
+    dump.reason = "late"
+    if item["method"] == _ENDING:
+        return
+    if dump.late is None:
+        dump.late = Operation(
+            _interned(item), item["seq"], str(item["state"]), item.get("thread"), item["issued_s"]
+        )
+    member = dump.communicators.get(item["comm"])
+    if member is not None and item["kind"] == "collective":
+        member.issued = min(member.issued, item["seq"] - 1)
 
 
 def _add(dump: Dump, item: dict[str, Any]) -> None:
     """Sort one operation in."""
     get = item.get
-    key = (
-        item["comm"], item["kind"], item["method"], get("called_as"), get("dtype"), get("count"), get("nbytes"),
-        get("op"), get("root"), get("dest"), get("source"), get("tag"), get("site"), get("blocking", True) is not False,
-        get("uneven") is True,
-    )  # fmt: skip
-    call = _calls.get(key)
-    if call is None:
-        call = _calls[key] = _call(key)
+    call = _interned(item)
     seq, state = _whole(item.get("seq") or 0, "seq"), str(item["state"])
     operation = Operation(call, seq, state, get("thread"), get("started_s") or get("issued_s"))
     if call.kind == "p2p":
@@ -227,6 +250,19 @@ def _add(dump: Dump, item: dict[str, Any]) -> None:
     elif state != "done":
         dump.open.append(operation)
     dump.last = operation
+
+
+def _interned(item: dict[str, Any]) -> Call:
+    get = item.get
+    key = (
+        item["comm"], item["kind"], item["method"], get("called_as"), get("dtype"), get("count"), get("nbytes"),
+        get("op"), get("root"), get("dest"), get("source"), get("tag"), get("site"), get("blocking", True) is not False,
+        get("uneven") is True,
+    )  # fmt: skip
+    call = _calls.get(key)
+    if call is None:
+        call = _calls[key] = _call(key)
+    return call
 
 
 def _number(dump: Dump, call: Call, seq: int) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpccoll.diagnose.dumps import Dump, DumpError, parse, reader
 from hpccoll.runs.nodeset import few, fold_ranks
@@ -27,6 +28,8 @@ class Job:
 
     Attributes
     ----------
+    given_up_s : float or None
+        Unix time at which the first rank was over its limit and dumped.
     notes : list of str
         Which files were left out, and why.
     """
@@ -34,6 +37,7 @@ class Job:
     directories: list[Path]
     size: int
     dumps: dict[int, Dump]
+    given_up_s: float | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -71,27 +75,40 @@ def read(paths: Sequence[Path], progress: Callable[[int, int], None] = lambda do
     if not dumps:
         raise NothingToRead("\n".join(notes) or "there is no file rank*.json")
     newest = max(dumps, key=lambda dump: dump.written_s)
-    job = Job(sorted({dump.path.parent for dump in dumps}), newest.size, {}, notes)
+    job = Job(sorted({dump.path.parent for dump in dumps}), newest.size, {}, notes=notes)
     started_s = max((dump.started_s for dump in dumps if _alike(dump, newest)), default=0.0)
     others: dict[str, list[Dump]] = {}
     for dump in sorted(dumps, key=lambda dump: dump.written_s):
         if not _alike(dump, newest):
-            others.setdefault(
-                f"of another job ({dump.job or 'no job number'}, {dump.size} ranks)", []
-            ).append(dump)
+            others.setdefault(f"of another run (job {dump.job}, {dump.size} ranks)", []).append(dump)
         elif dump.written_s < started_s - _CLOCKS_S:
             others.setdefault("of an older run: written before this one started", []).append(dump)
         else:
             if dump.rank in job.dumps:
                 others.setdefault("older than another of the same rank", []).append(job.dumps[dump.rank])
             job.dumps[dump.rank] = dump
+    _cut(job, loads)
     for why, left_out in others.items():
         job.notes.append(f"left out the dumps of ranks {fold_ranks(d.rank for d in left_out)}: {why}")
     return job
 
 
+def _cut(job: Job, loads: Any) -> None:
+    """Do not count what ranks did after the first had given up: a stopped rank is woken to be ended, and goes on."""
+    given_up = [dump.written_s for dump in job.dumps.values() if dump.reason == "timeout"]
+    if not given_up:
+        return
+    job.given_up_s = min(given_up)
+    for rank, dump in list(job.dumps.items()):
+        if dump.newest_s > job.given_up_s + _CLOCKS_S:
+            try:
+                job.dumps[rank] = parse(dump.path, loads, job.given_up_s + _CLOCKS_S)
+            except DumpError:
+                continue  # it has changed meanwhile
+
+
 def _alike(dump: Dump, newest: Dump) -> bool:
-    return dump.size == newest.size and dump.job == newest.job
+    return (dump.size, dump.job, dump.run) == (newest.size, newest.job, newest.run)
 
 
 def _files(path: Path, notes: list[str]) -> list[Path]:

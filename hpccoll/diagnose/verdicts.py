@@ -19,22 +19,27 @@ KINDS = {
     "nothing": (0, "nothing wrong found"),
     "operation-mismatch": (10, "ranks are in different operations"),
     "argument-mismatch": (11, "ranks called an operation with different arguments"),
-    "order-swapped": (12, "ranks entered collectives of several communicators in different order"),
-    "missing-rank": (13, "a rank did not come to an operation that others wait in"),
-    "rank-raised": (14, "a rank raised an exception"),
-    "rank-exited": (15, "a rank came to its end before the others"),
-    "no-dump": (16, "a rank left no dump: killed, out of memory, stopped, or its host is lost"),
-    "unmatched-message": (17, "a send and a receive do not fit together"),
-    "cycle": (18, "ranks wait for one another in a circle of sends and receives"),
-    "all-inside": (19, "all ranks are inside the same operation: the network, or a rank that is frozen"),
-    "unknown": (20, "the dumps do not tell"),
+    "skipped-collective": (12, "a rank left out a collective, or made one too many"),
+    "order-swapped": (
+        13,
+        "collectives of several communicators were called in different order, or not by all members",
+    ),
+    "missing-rank": (14, "a rank did not come to an operation that others wait in"),
+    "rank-raised": (15, "a rank raised an exception"),
+    "rank-exited": (16, "a rank came to its end before the others"),
+    "no-dump": (17, "a rank left no dump: killed, out of memory, stopped, or its host is lost"),
+    "unmatched-message": (18, "a send and a receive do not fit together"),
+    "cycle": (19, "ranks wait for one another in a circle of sends and receives"),
+    "all-inside": (20, "all ranks are inside the same operation: the network, or a rank that is frozen"),
     "check": (21, "check mode refused an operation"),
     "terminated": (22, "the job was ended from outside"),
+    "unknown": (23, "the dumps do not tell"),
 }
 """Exit status and meaning of every kind of finding."""
 
 # Several kinds in one job: which is the cause, and which may follow from it.
 _ORDER = (
+    "skipped-collective",
     "operation-mismatch",
     "argument-mismatch",
     "check",
@@ -168,6 +173,7 @@ class _Detective:
         if found.what != "operation":
             lines.append(f"the {found.what} differs")
         if found.aside:
+            kind = "skipped-collective"
             lines.append(f"from there on its calls are those of the others, shifted: it {found.aside}")
         hung = any(
             item.call.comm == found.comm and item.seq >= found.seq
@@ -439,9 +445,7 @@ class _Detective:
 
     def _exited(self, ranks: list[int]) -> Iterator[Finding]:
         for stories, group in self._grouped(ranks):
-            dump = self.job.dumps[group[0]]
-            status = "" if dump.exit_status is None else f" with status {dump.exit_status}"
-            lines = [f"{ranks_of(group)} came to {'its' if len(group) == 1 else 'their'} end{status}"]
+            lines = [f"{ranks_of(group)} came to {'its' if len(group) == 1 else 'their'} end"]
             lines += [*stories, *self._waiters(group), *self._hints(group)]
             yield Finding(
                 "rank-exited", group, lines, self.graph.waits_for(group), sites=self._last_sites(group)
@@ -454,7 +458,15 @@ class _Detective:
             lines.append(
                 f"{ranks_of(group)} {verb} not come there: {words.last_operation(self.job.dumps[group[0]])}"
             )
-            lines += [*stories, *self._hints(group)]
+            late = self.job.dumps[group[0]].late
+            if late is not None:
+                after_s = (late.since_s or 0.0) - (self.job.given_up_s or 0.0)
+                lines += [
+                    f"it came to {words.operation(late)} {words.seconds(after_s)} after the first rank had given up",
+                    "it was stopped (SIGSTOP, a debugger), got no CPU, or is too slow for the limit",
+                ]
+            else:
+                lines += [*stories, *self._hints(group)]
             yield Finding(
                 "missing-rank",
                 group,
@@ -542,6 +554,8 @@ class _Detective:
 
     def _last_sites(self, ranks: Sequence[int]) -> list[str]:
         dump = self.job.dumps[ranks[0]]
+        if dump.late is not None:
+            return [dump.late.call.site] if dump.late.call.site else []
         frame = user_frame(dump.stacks.get("MainThread", ()))
         sites = [f"{frame.file}:{frame.line}"] if frame else []
         return sites + ([dump.last.call.site] if dump.last and dump.last.call.site else [])

@@ -21,6 +21,8 @@ Node = int | tuple[object, ...]
 """A rank, ``("op", comm, seq)``, ``("behind", comm, issued)``, ``("any", comm)`` or ``("pair", lower, higher)``."""
 
 _PACKAGE = Path(__file__).parents[1]
+# Python calls C++ there, which may wait for a collective: loss.backward() in DDP.
+_TORCH = ("/torch/distributed/", "/torch/autograd/")
 _OWN = {str(path.relative_to(_PACKAGE.parent)) for path in _PACKAGE.rglob("*.py")}
 
 
@@ -37,6 +39,8 @@ class Unmatched:
 
 def inside_hpccoll(frame: Frame) -> bool:
     """Whether the frame is one of this package (and not of a user whose directory is called hpccoll)."""
+    if frame.file.startswith("<hpccoll "):
+        return True  # made at run time
     before, found, after = frame.file.rpartition("hpccoll/")
     return bool(found) and (not before or before.endswith("/")) and f"hpccoll/{after}" in _OWN
 
@@ -92,10 +96,11 @@ def _inside(dump: Dump) -> bool:
         return True
     threads = {item.thread for item in dump.open if item.thread in dump.stacks} or {"MainThread"}
     for name in threads:
-        frames = dump.stacks.get(name or "MainThread", [])
-        for frame in frames:
-            if inside_hpccoll(frame) or "/torch/distributed/" in frame.file:
+        for frame in reversed(dump.stacks.get(name or "MainThread", ())):
+            if inside_hpccoll(frame) or any(part in frame.file for part in _TORCH):
                 return True
+            if not _library(frame):
+                break  # the user's own code
     return False
 
 
