@@ -18,6 +18,9 @@ import pytest
 
 pytest_plugins = ["mpi_plugin"]
 
+# It makes `print` write a line in pieces, and those of two ranks mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # Set by an outer launcher, and misleading to an inner one. The *_MCA_* variables are settings of the user.
 _LAUNCHER_PREFIXES = (
     "OMPI_",
