@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from mpi4py import MPI
 
 from hpccoll import aborting
-from hpccoll.recorder import job, ring, seam, watchdog
+from hpccoll.recorder import job, ring, seam
 
 __all__ = ["meet", "watched"]
 
@@ -36,8 +36,8 @@ def watched() -> Iterator[None]:
     if known is None or not seam.ACTIVE:
         yield
         return
-    log = ring.Log(watchdog.ENDING, watchdog.ENDING, known.rank, range(known.size))
-    entry = ring.issue(log, ring.COLLECTIVE, watchdog.ENDING, None, None, sys._getframe(0), True, None)
+    log = ring.Log(ring.ENDING, ring.ENDING, known.rank, range(known.size))
+    entry = ring.issue(log, ring.COLLECTIVE, ring.ENDING, None, None, sys._getframe(0), True, None)
     ring.start(entry)
     try:
         yield

@@ -94,6 +94,7 @@ def _document(
     job: Job, reason: str, message: str, exit_status: int | None, exception: str | None
 ) -> dict[str, Any]:
     entries, dropped = ring.snapshot()
+    entries = [entry for entry in entries if entry[ring.METHOD] != ring.ENDING]
     offset_ns = time.time_ns() - ring.now_ns()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     launch = detect()
@@ -135,7 +136,11 @@ def _batch_job() -> str | None:
 
 
 def _communicators(entries: list[list[Any]]) -> list[dict[str, Any]]:
-    logs = {id(log): log for log in [*ring.logs(), *(entry[ring.LOG] for entry in entries)]}
+    logs = {
+        id(log): log
+        for log in [*ring.logs(), *(entry[ring.LOG] for entry in entries)]
+        if log.id != ring.ENDING
+    }
     unfinished: dict[int, int] = {}
     for entry in entries:
         if (

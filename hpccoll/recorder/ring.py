@@ -39,6 +39,9 @@ BLOCKING, LIMIT_S, WAITING, WRITTEN = 14, 15, 16, 17
 
 COLLECTIVE, MESSAGE = "collective", "p2p"
 
+ENDING = "end of the program"
+"""The method of the entry that stands for waiting for the others at the end; dumps leave it out."""
+
 now_ns = time.monotonic_ns
 RECORDING = settings.operations() > 0
 SIZE = max(1, settings.operations())  # check mode names call sites also with the recorder off

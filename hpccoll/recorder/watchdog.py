@@ -132,16 +132,12 @@ def over_limit(entry: list[Any], took_s: float, limit_s: float) -> str:
     site, function = seam.site(entry)
     method = entry[ring.LOG].names.get(entry[ring.METHOD], entry[ring.METHOD])
     number = f"number {entry[ring.SEQ]} of" if entry[ring.KIND] is ring.COLLECTIVE else "on"
-    if entry[ring.METHOD] == ENDING:
+    if entry[ring.METHOD] == ring.ENDING:
         return f"{place}has come to its end and waited {took_s:.1f} s for the others (limit {limit_s:g} s)"
     return (
         f"{place}{method} ({number} {entry[ring.LOG].id}) at {site} in {function} is not complete after {took_s:.1f} s "
         f"(limit {limit_s:g} s)"
     )
-
-
-ENDING = "end of the program"
-"""The method of the entry that stands for waiting at the end."""
 
 
 def _end(job: Job, peers: Peers, entry: list[Any], took_s: float, limit_s: float) -> None:
@@ -152,7 +148,7 @@ def _end(job: Job, peers: Peers, entry: list[Any], took_s: float, limit_s: float
     last_resort.start()
     _stand_by(None)
     message = over_limit(entry, took_s, limit_s)
-    reason = "exit" if entry[ring.METHOD] == ENDING else "timeout"
+    reason = "exit" if entry[ring.METHOD] == ring.ENDING else "timeout"
     directory = dump.write(reason, message, settings.EXIT_STATUS)
     where = f"recorder and stacks are in {job.directory}: python -m hpccoll.diagnose {job.directory}"
     dump.say(
@@ -165,7 +161,7 @@ def _end(job: Job, peers: Peers, entry: list[Any], took_s: float, limit_s: float
 
 
 def _answer(asked_by: str) -> None:
-    ending = [entry for entry in ring.open_entries() if entry[ring.METHOD] == ENDING]
+    ending = [entry for entry in ring.open_entries() if entry[ring.METHOD] == ring.ENDING]
     if ending:
         dump.write("exit", f"has come to its end; {asked_by}")
     else:
