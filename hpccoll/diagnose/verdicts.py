@@ -384,6 +384,8 @@ class _Detective:
                 text = [dumps[0].message or line, f"raised on {ranks_of(ranks)} at {where}"]
             else:
                 text = [f"{ranks_of(ranks)} raised {line}", f"at {where}"]
+                if "TransferError" in line:
+                    text.append("if MPI complains of a size, ranks differ in it: HPCCOLL_CHECK=1 says which")
             text += self._waiters(ranks)
             site = where.partition(" in ")[0]
             kind = "check" if reason == "check" else "rank-raised"
@@ -434,6 +436,10 @@ class _Detective:
             )
 
     def _absent(self, absent: list[int], waited_for: list[int]) -> Finding:
+        raised = [rank for rank, dump in self.job.dumps.items() if dump.reason in ("exception", "check")]
+        if raised and not waited_for:
+            line = f"{ranks_of(absent)} left no dump: ended with the job, before they could write one"
+            return Finding("no-dump", absent, [line], minor=True)
         lines = [f"{ranks_of(absent)} left no dump", *lost(self.job, absent), *self._waiters(waited_for)]
         waiting = self.graph.waits_for(waited_for)
         kind = (

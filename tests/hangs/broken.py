@@ -148,8 +148,8 @@ def is_stopped(comm):
 def loops_for_ever(comm):
     comm.barrier()
     number = 0
-    while comm.rank == 1:
-        number += 1  # <- here
+    while comm.rank == 1:  # <- here
+        number += 1  # <- here (or above)
     comm.allreduce(np.ones(4))
 
 
@@ -238,8 +238,8 @@ def torch_loops_for_ever(comm):
     torch, dist = _torch()
     dist.barrier()
     number = 0
-    while comm.rank == 1:
-        number += 1  # <- here
+    while comm.rank == 1:  # <- here
+        number += 1  # <- here (or above)
     dist.all_reduce(torch.ones(4))
 
 
