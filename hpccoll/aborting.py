@@ -145,7 +145,7 @@ def agree_on_status(world: Any, status: int, tag: int = _TAG) -> int | None:
             world.Isend([outgoing, 1, MPI.INT], (world.rank + distance) % world.size, tag),
         ]
         pause_s = 1e-5
-        while not MPI.Request.Testall(requests):
+        while requests := [request for request in requests if not _is_over(request)]:
             if time.monotonic() > give_up:
                 return None
             time.sleep(pause_s)
@@ -153,6 +153,20 @@ def agree_on_status(world: Any, status: int, tag: int = _TAG) -> int | None:
         largest = max(largest, incoming[0])
         distance *= 2
     return largest
+
+
+def _is_over(request: Any) -> bool:
+    """Whether a message has come or gone, or never will, as its other end is dead in a job that survives that."""
+    from mpi4py import MPI
+
+    from hpccoll.failures import is_of_a_failure
+
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        if not is_of_a_failure(error):
+            raise
+        return True
 
 
 def _main_thread_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -8,6 +8,7 @@
     ├── CommunicatorError    (also RuntimeError)   freed communicator, MPI finalised, thread level too low
     ├── LaunchError          (also RuntimeError)   N processes that are each rank 0 of 1
     ├── TransferError        (also RuntimeError)   MPI reported an error, or a message of another length came
+    │   └── ProcessFailedError                     a rank has died, or the communicator was revoked after that
     ├── WaitTimeout          (also TimeoutError)   a wait with ``timeout_s`` ran out; the operation goes on
     └── VerificationError                          a program received wrong data
 
@@ -20,6 +21,7 @@ __all__ = [
     "CommunicatorError",
     "HpccollError",
     "LaunchError",
+    "ProcessFailedError",
     "TransferError",
     "UnsupportedError",
     "VerificationError",
@@ -49,6 +51,24 @@ class LaunchError(HpccollError, RuntimeError):
 
 class TransferError(HpccollError, RuntimeError):
     """MPI reported an error, or a message of another length than announced arrived."""
+
+
+class ProcessFailedError(TransferError):
+    """A rank of the communicator has died, or another rank has revoked it after that.
+
+    Only a job that was started to survive it gets this error (``mpirun --with-ft ulfm``); it goes on with
+    ``comm.shrink()``. In any other job the launcher ends all ranks.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Ranks of that communicator that this one knew to have failed; may be empty.
+    revoked : bool
+        Whether the error came by ``revoke``, and not from the failure itself.
+    """
+
+    ranks: tuple[int, ...] = ()
+    revoked: bool = False
 
 
 class WaitTimeout(HpccollError, TimeoutError):

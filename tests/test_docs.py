@@ -16,13 +16,15 @@ DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
 class Program(NamedTuple):
     code: str
     ranks: int
+    options: list[str]
     output: list[str] | None
 
 
 # Some have under them the command that runs them, indented, with what it prints.
 _PROGRAM = re.compile(
     r"^```python\n(?P<code>.*?)^```\n"
-    r"(?:\n    \$ mpirun -n (?P<ranks>\d+) python \w+\.py\n(?P<output>(?:    [^\n]*\n)+))?",
+    r"(?:\n    \$ mpirun -n (?P<ranks>\d+)(?P<options> --with-ft ulfm)? python \w+\.py\n"
+    r"(?P<output>(?:    [^\n]*\n)+))?",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -35,7 +37,10 @@ def programs() -> list[object]:
             line = text.count("\n", 0, match.start()) + 1
             found.append(
                 pytest.param(
-                    Program(match["code"], int(match["ranks"] or 2), output), id=f"{path.name}:{line}"
+                    Program(
+                        match["code"], int(match["ranks"] or 2), (match["options"] or "").split(), output
+                    ),
+                    id=f"{path.name}:{line}",
                 )
             )
     return found
@@ -47,7 +52,7 @@ def test_program(program: Program, mpirun, tmp_path: Path) -> None:
         need("torch")
     path = tmp_path / "program.py"
     path.write_text(program.code, encoding="utf-8")
-    done = mpirun(program.ranks, path, timeout_s=120, cwd=tmp_path)
+    done = mpirun(program.ranks, path, timeout_s=120, cwd=tmp_path, options=program.options)
     assert "Warning" not in done.stderr
     if program.output is not None:
         assert done.stdout.splitlines() == program.output

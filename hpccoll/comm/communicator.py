@@ -20,13 +20,14 @@ from hpccoll.comm.issuing import live
 from hpccoll.comm.messaging import Messaging
 from hpccoll.comm.moving import Moving
 from hpccoll.comm.reducing import Reducing
+from hpccoll.comm.surviving import Surviving
 from hpccoll.errors import ArgumentError, CommunicatorError
 from hpccoll.recorder import duty, job, ring
 from hpccoll.recorder.seam import collective
 from hpccoll.work import finish_pending
 
 
-class Comm(Reducing, Moving, Messaging):
+class Comm(Reducing, Moving, Messaging, Surviving):
     """A group of ranks and the collectives among them.
 
     Get one from :func:`world`, :meth:`split`, :meth:`node`, :meth:`leaders` or :meth:`dup`; those are freed
@@ -48,7 +49,7 @@ class Comm(Reducing, Moving, Messaging):
     CommunicatorError
         The communicator has been freed, or MPI finalised.
     TransferError
-        MPI reported an error.
+        MPI reported an error. Its subclass :class:`ProcessFailedError`: a rank has died, and this job goes on.
 
     Attributes
     ----------
@@ -132,8 +133,9 @@ class Comm(Reducing, Moving, Messaging):
     def _make(self, method: str, call: Callable[[], Any]) -> Comm | None:
         # Nothing else of this communicator runs meanwhile: the number is that of this call.
         mpi, number = self._run(method, lambda: (call(), self._log.started))
-        if mpi == MPI.COMM_NULL:
-            return None
+        return None if mpi == MPI.COMM_NULL else self._child(method, number, mpi)
+
+    def _child(self, method: str, number: int, mpi: Any) -> Comm:
         comm = Comm(mpi, identity.of_child(self._log, method, number, self.mpi, mpi))
         comm._owned = True
         return comm

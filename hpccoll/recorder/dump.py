@@ -212,7 +212,7 @@ def _operation(entry: list[Any], number: int, offset_ns: int, names: dict[int | 
         "kind": entry[ring.KIND],
         "method": method,
         "dtype": dtype,
-        "shape": None if entry[ring.SHAPE] is None else [int(length) for length in entry[ring.SHAPE]],
+        "shape": _lengths(entry[ring.SHAPE]),
         "count": count,
         "nbytes": nbytes,
         "op": given.get("op"),
@@ -245,10 +245,16 @@ def _is_plain(value: Any) -> bool:
 def _size(dtype: Any, shape: Any) -> tuple[str | None, int | None, int | None]:
     if dtype is None or shape is None:
         return None, None, None
+    if isinstance(shape, int):  # the number of elements, where asking for the shape would take too long
+        shape = (shape,)
     name = dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
     count = math.prod(int(length) for length in shape)
     itemsize = None if isinstance(dtype, type) else getattr(dtype, "itemsize", None)
     return name, count, None if itemsize is None else count * int(itemsize)
+
+
+def _lengths(shape: Any) -> list[int] | None:
+    return None if shape is None or isinstance(shape, int) else [int(length) for length in shape]
 
 
 def _state(entry: list[Any]) -> str:

@@ -40,7 +40,7 @@ def {name}({parameters}):
 {look}
     frame = getframe(1)
     code = frame.f_code
-    if code.co_filename.startswith(OF_US):
+    if code.co_filename.startswith(CALLERS):
         frame = outside(frame)
         code = frame.f_code
     log = self._log
@@ -127,7 +127,7 @@ def _wrapped(method: Method, kind: str, counter: str, defer: str, check: str, en
     }
     text = _WRAPPER.format(**words, **{key: part.format(**words) for key, part in parts.items()})
     place = {
-        "getframe": sys._getframe, "get_ident": threading.get_ident, "outside": sites.outside, "OF_US": sites.HPCCOLL,
+        "getframe": sys._getframe, "get_ident": threading.get_ident, "outside": sites.outside, "CALLERS": sites.CALLERS,
         "numbers": ring.numbers, "now_ns": ring.now_ns, "slots": ring.slots, "SIZE": ring.SIZE, "keep": ring.keep,
         "shape_of": ring.shape_of, "failed": failed, "defer": _defer, "KIND": kind, "method": method,
         **{f"_{p.name}": p.default for p in parameters},

@@ -7,12 +7,21 @@ import threading
 from pathlib import Path
 from types import CodeType, FrameType
 
-__all__ = ["GENERATED", "HPCCOLL", "add_inside", "describe", "is_inside", "outside", "short_path"]
+__all__ = ["GENERATED", "CALLERS", "add_inside", "describe", "inside", "is_inside", "outside", "short_path"]
 
-HPCCOLL = str(Path(__file__).parents[1]) + os.sep
 GENERATED = "<hpccoll "
 
-_inside: tuple[str, ...] = (HPCCOLL, "<frozen ", GENERATED, threading.__file__)
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+CALLERS = tuple(_PACKAGE + part + os.sep for part in ("comm", "torch_backend"))
+"""What calls the methods of a communicator on somebody's behalf; hpccoll's programs do it on their own."""
+
+_inside: tuple[str, ...] = (
+    *CALLERS,
+    *(_PACKAGE + part for part in ("recorder" + os.sep, "work.py", "leaving.py")),
+    "<frozen ",
+    GENERATED,
+    threading.__file__,
+)
 # Asking a code object's file name again and again would cost more than this. The codes are kept, so that no other one
 # gets the number of one that is gone.
 _known: dict[int, CodeType] = {}
@@ -24,6 +33,11 @@ def add_inside(package_file: str) -> None:
     folder = str(Path(package_file).parent) + os.sep
     if folder not in _inside:
         _inside = (*_inside, folder)
+
+
+def inside() -> tuple[str, ...]:
+    """What the file names of code begin with that is not the user's."""
+    return _inside
 
 
 def is_inside(code: CodeType) -> bool:

@@ -6,6 +6,7 @@ thread; where an operation takes more than one step, the last ones are done ther
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import weakref
@@ -20,7 +21,7 @@ from mpi4py import MPI
 from hpccoll import reductions
 from hpccoll.buffers import dtype_of
 from hpccoll.comm import Comm, identity
-from hpccoll.errors import TransferError
+from hpccoll.failures import transfer_error
 from hpccoll.recorder import exceptions, ring, seam, sites
 from hpccoll.torch_backend import ending, limits, torch_internals
 from hpccoll.torch_backend.work import DONE, DoneWork, PendingWork
@@ -76,6 +77,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._timed_out = False
         self._log = identity.of_group(self._mpi)
         self._log.names = _NAMES
+        self._records = seam.ACTIVE  # of the short cut of allreduce; a benchmark turns it off
         self._comm: Any
         self._agree_on_limit(timeout)
         _live.add(self)
@@ -312,7 +314,8 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if opts.__class__ is _AllreduceOptions and len(tensors) == 1:
             tensor = tensors[0]
             number = _number_of(opts.reduceOp)
-            kind = self._plain.get((tensor.dtype, number))
+            dtype = tensor.dtype
+            kind = self._plain.get((dtype, number))
             if (
                 kind is not None
                 and not opts.asyncOp
@@ -329,19 +332,19 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 if count <= _LARGEST_COUNT:
                     self._sequence += 1
                     self._inside = "all_reduce"
-                    entry = _begin(self._log, tensor, _OPS[number]) if _RECORDS else []
+                    entry = _begin(self._log, dtype, count, _OPS[number]) if self._records else []
                     try:
                         memory = _memory(tensor.data_ptr(), count * itemsize)
                         self._mpi.Allreduce(_IN_PLACE, [memory, count, datatype], operation)
                     except BaseException as error:
-                        if _RECORDS:
+                        if self._records:
                             ring.fail(entry)
                         if isinstance(error, MPI.Exception):
-                            raise TransferError(f"{self.describe()}: {error}") from error
+                            raise transfer_error(self.describe(), error, self._mpi) from error
                         raise
                     finally:
                         self._inside = None
-                    if _RECORDS:
+                    if self._records:
                         entry[_ENDED] = _now_ns()
                     return DONE
         return self._allreduce(_one(tensors), opts)
@@ -780,17 +783,35 @@ _NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all
 """hpccoll's name of an operation -> torch's, where they differ."""
 
 
-_RECORDS, _ENDED, _now_ns = seam.ACTIVE, ring.ENDED, ring.now_ns
+_COLLECTIVE, _ENDED, _now_ns = ring.COLLECTIVE, ring.ENDED, ring.now_ns
+_getframe, _get_ident, _next_of, _slots = (
+    sys._getframe,
+    threading.get_ident,
+    ring.numbers.__next__,
+    ring.slots,
+)
+_SIZE, _INSIDE = ring.SIZE, sites.inside()
+_ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
 
 
-def _begin(log: Any, tensor: Any, op: str) -> list[Any]:
+def _begin(log: Any, dtype: Any, count: int, op: str) -> list[Any]:
     """Record the short cut of `allreduce`, which does not come through a method of Comm."""
-    frame = sites.outside(sys._getframe(2))
+    frame: Any = _getframe(2)
+    if frame.f_code is _ALL_REDUCE:
+        frame = frame.f_back.f_back  # past torch's decorator
+    code = frame.f_code
+    if code.co_filename.startswith(_INSIDE):
+        frame = sites.outside(frame)
+        code = frame.f_code
     log.started = number = log.started + 1
+    written = _next_of()
     begun = _now_ns()
-    entry = [log, ring.COLLECTIVE, number, "allreduce", tensor.dtype, tensor.shape, op, frame.f_code, frame.f_lasti,
-             threading.get_ident(), begun, begun, 0, False, True, None, None, 0]  # fmt: skip
-    ring.put(entry)
+    entry = [log, _COLLECTIVE, number, "allreduce", dtype, count, op, code, frame.f_lasti,
+             _get_ident(), begun, begun, 0, False, True, None, None, written]  # fmt: skip
+    slot = written % _SIZE
+    if not _slots[slot][_ENDED]:
+        ring.keep(_slots[slot])
+    _slots[slot] = entry
     return entry
 
 
