@@ -144,7 +144,7 @@ class Graph:
                 else:
                     targets += self._message(rank, operation)
             self.edges[rank] = targets
-        self.sinks = _sinks(self.edges)
+        self.sinks = _sinks(self.waiting, self.edges)
         self._backwards: dict[Node, list[Node]] = defaultdict(list)
         for node, targets in self.edges.items():
             for target in targets:
@@ -340,15 +340,15 @@ def _tags_agree(one: Operation, other: Operation) -> bool:
     return left == right or "any" in (left, right) or None in (left, right)
 
 
-def _sinks(edges: dict[Node, list[Node]]) -> list[list[Node]]:
-    """Strongly connected parts without an edge out of them (Tarjan's algorithm, without recursion)."""
+def _sinks(starts: Iterable[Node], edges: dict[Node, list[Node]]) -> list[list[Node]]:
+    """Strongly connected parts that can be reached and have no edge out (Tarjan's algorithm, without recursion)."""
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     on_stack: set[Node] = set()
     stack: list[Node] = []
     part_of: dict[Node, int] = {}
     parts: list[list[Node]] = []
-    for start in list(edges):
+    for start in starts:
         if start in index:
             continue
         path: list[tuple[Node, Iterator[Node]]] = []
@@ -382,5 +382,5 @@ def _sinks(edges: dict[Node, list[Node]]) -> list[list[Node]]:
                         if member == node:
                             break
                     parts.append(part)
-    leaves = {part_of[n] for n, targets in edges.items() for t in targets if part_of[t] != part_of[n]}
+    leaves = {part_of[n] for n in part_of for t in edges.get(n, ()) if part_of[t] != part_of[n]}
     return [part for number, part in enumerate(parts) if number not in leaves]
