@@ -20,9 +20,12 @@ if _typing.TYPE_CHECKING:
     from hpccoll.comm import Comm, world
     from hpccoll.errors import (
         ArgumentError,
+        CheckError,
         CommunicatorError,
         HpccollError,
         LaunchError,
+        MismatchError,
+        NotFiniteError,
         ProcessFailedError,
         TransferError,
         UnsupportedError,
@@ -34,10 +37,13 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "ArgumentError",
+    "CheckError",
     "Comm",
     "CommunicatorError",
     "HpccollError",
     "LaunchError",
+    "MismatchError",
+    "NotFiniteError",
     "ProcessFailedError",
     "TransferError",
     "UnsupportedError",
@@ -52,9 +58,12 @@ __all__ = [
 
 _MODULE_OF = {
     "ArgumentError": "hpccoll.errors",
+    "CheckError": "hpccoll.errors",
     "Comm": "hpccoll.comm",
     "CommunicatorError": "hpccoll.errors",
     "HpccollError": "hpccoll.errors",
+    "MismatchError": "hpccoll.errors",
+    "NotFiniteError": "hpccoll.errors",
     "LaunchError": "hpccoll.errors",
     "ProcessFailedError": "hpccoll.errors",
     "TransferError": "hpccoll.errors",

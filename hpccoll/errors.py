@@ -5,6 +5,9 @@
     HpccollError
     ├── ArgumentError        (also ValueError)     a bad argument; nothing was sent
     │   └── UnsupportedError                       no meaning for the dtype, or it cannot travel
+    ├── CheckError           (also RuntimeError)   check mode has found something; nothing was sent
+    │   ├── MismatchError                          the ranks called different things, or some did not come
+    │   └── NotFiniteError                         a rank brought a NaN or an infinity
     ├── CommunicatorError    (also RuntimeError)   freed communicator, MPI finalised, thread level too low
     ├── LaunchError          (also RuntimeError)   N processes that are each rank 0 of 1
     ├── TransferError        (also RuntimeError)   MPI reported an error, or a message of another length came
@@ -18,9 +21,12 @@ collective by it, as long as every rank passed the same bad argument.
 
 __all__ = [
     "ArgumentError",
+    "CheckError",
     "CommunicatorError",
     "HpccollError",
     "LaunchError",
+    "MismatchError",
+    "NotFiniteError",
     "ProcessFailedError",
     "TransferError",
     "UnsupportedError",
@@ -39,6 +45,34 @@ class ArgumentError(HpccollError, ValueError):
 
 class UnsupportedError(ArgumentError):
     """The op has no meaning for the dtype (the average of integers), or the dtype cannot travel."""
+
+
+class CheckError(HpccollError, RuntimeError):
+    """Check mode has found something wrong with a collective: the same error on every rank, and nothing was sent."""
+
+
+class MismatchError(CheckError):
+    """The ranks of a collective have called different things, or some of them have not come in time.
+
+    Attributes
+    ----------
+    missing : tuple of int
+        Ranks of the communicator that did not come; empty where all came and differ.
+    """
+
+    missing: tuple[int, ...] = ()
+
+
+class NotFiniteError(CheckError):
+    """With ``HPCCOLL_CHECK=nan``: a rank has brought a NaN or an infinity.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        Who has, in the communicator.
+    """
+
+    ranks: tuple[int, ...] = ()
 
 
 class CommunicatorError(HpccollError, RuntimeError):

@@ -30,6 +30,8 @@ class Surviving(Issuing):
             This MPI, or this job as it was started, cannot go on without a rank; the message says what to do.
         """
         need_ulfm("revoke")
+        if self._agreement is not None:  # type: ignore[attr-defined]
+            self._agreement.revoke()  # type: ignore[attr-defined]
         if not self.mpi.Is_revoked():
             self._directly("revoke", self.mpi.Revoke)
 

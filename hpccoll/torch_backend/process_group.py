@@ -113,6 +113,8 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             if self._comm._check is None:  # check mode has to see every call
                 self._tabulate()
             limits.watch(self)
+        if self._comm._agreement is not None:
+            self._comm._agreement.when_missing = lambda: ending.after_timeout(0.0)
 
     def adopt(self, name: str, devices: Sequence[str], backends: dict[str, Any]) -> None:
         """Take the name that the user asked for, and the backends of other devices."""
