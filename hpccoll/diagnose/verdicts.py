@@ -126,7 +126,9 @@ class _Detective:
 
     def findings(self) -> Iterator[Finding]:
         explained: set[Node] = set()
+        refused = False
         for found in mismatches(self.comms):
+            refused = refused or self._refused(found)
             explained |= {
                 ("op", found.comm, seq) for _, comm, seq in self._operations() if comm == found.comm
             }
@@ -135,7 +137,7 @@ class _Detective:
             pair = (min(message.sender, message.receiver), max(message.sender, message.receiver))
             explained.add(("pair", *pair))
             yield self._unmatched(message)
-        yield from self._raised()
+        yield from self._raised(refused)
         roots: dict[str, list[int]] = {}
         for part in self.graph.sinks:
             ranks = sorted(node for node in part if isinstance(node, int))
@@ -180,13 +182,7 @@ class _Detective:
             for operations in self.graph.waiting.values()
             for item in operations
         )
-        refused = any(
-            item.call.comm == found.comm and item.seq == found.seq
-            for _, ranks in found.sides
-            for rank in ranks
-            for item in self.job.dumps[rank].failed
-        )
-        passed = not refused and node not in self.graph.edges
+        passed = not self._refused(found) and node not in self.graph.edges
         if passed and kind == "argument-mismatch":
             lines.append("MPI let it pass: the data of this operation may be wrong")
         guilty_calls = {call for call, ranks in found.sides if set(ranks) & set(found.guilty)}
@@ -199,6 +195,15 @@ class _Detective:
             seq=found.seq,
             sites=sorted(call.site for call in guilty_calls if call.site),
             minor=passed and kind == "argument-mismatch",
+        )
+
+    def _refused(self, found: Mismatch) -> bool:
+        """Whether the operation failed on some rank: MPI noticed, or check mode did."""
+        return any(
+            item.call.comm == found.comm and item.seq == found.seq
+            for _, ranks in found.sides
+            for rank in ranks
+            for item in self.job.dumps[rank].failed
         )
 
     # ---- messages
@@ -372,10 +377,15 @@ class _Detective:
 
     # ---- a rank that raised
 
-    def _raised(self) -> Iterator[Finding]:
+    def _raised(self, refused: bool) -> Iterator[Finding]:
+        """Exceptions, without those of check mode that a mismatch has told already."""
         groups: dict[tuple[str, str, str], list[Dump]] = {}
         for rank, dump in sorted(self.job.dumps.items()):
-            if dump.reason in ("exception", "check") and rank not in self.graph.waiting:
+            if (
+                dump.reason in ("exception", "check")
+                and rank not in self.graph.waiting
+                and not (refused and dump.reason == "check")
+            ):
                 groups.setdefault((dump.reason, *words.raised(dump)), []).append(dump)
         ordered = sorted(groups.items(), key=lambda entry: min(dump.written_s for dump in entry[1]))
         for (reason, line, where), dumps in ordered[:_MOST_STORIES]:

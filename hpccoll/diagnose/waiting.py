@@ -83,11 +83,11 @@ def waits_in(dump: Dump) -> list[Operation]:
 
 
 def last_line(text: str | None) -> str:
-    """The line of a traceback that says what was raised."""
+    """The first line of a traceback that says what was raised."""
     lines = [line for line in (text or "").strip().splitlines() if line.strip()]
-    # The message may have several lines; the first of them follows the last indented line of the stack.
-    last_of_stack = max((i for i, line in enumerate(lines) if line.startswith("  ")), default=-1)
-    after = lines[last_of_stack + 1 :] or lines[-1:]
+    # The message may have several lines; the first follows the last place of the stack and its source.
+    last = max((i for i, line in enumerate(lines) if line.startswith('  File "')), default=-1)
+    after = [line for line in lines[last + 1 :] if not line.startswith("    ")] or lines[-1:]
     return after[0].strip() if after else ""
 
 

@@ -285,7 +285,8 @@ def test_what_follows_from_an_exception_is_no_cause(tmp_path: Path) -> None:
         if rank < 3:
             document["operations"][-1]["state"] = "failed"
             document.update(
-                reason="exception", exception="Traceback ...\n  line\nhpccoll.errors.WaitTimeout: 3 s\n"
+                reason="exception",
+                exception='Traceback ...\n  File "x", line 3, in y\nhpccoll.errors.WaitTimeout: 3 s\n',
             )
         write_document(tmp_path, document)
     found = diagnosis(tmp_path)
