@@ -189,7 +189,8 @@ def _report_and_end(
             text = f"{where}:\n" + "".join(traceback.format_exception(kind, error, trace))
         exceptions.note(error)
         _flush()
-        _write_whole(text)
+        ends_here = world is not None or thread is not None or _other_threads()
+        _write_whole(text, ends_here)
         status = _INTERRUPTED if interrupted else 1
         if world is not None:
             _abort(status)
@@ -243,18 +244,25 @@ def _flush() -> None:
             pass
 
 
-def _write_whole(text: str) -> None:
-    """To standard error in one system call, so that the ranks' tracebacks do not mix line by line."""
-    try:
-        data = text.encode(errors="backslashreplace")
-        descriptor = sys.stderr.fileno()
-        while data:
-            data = data[os.write(descriptor, data) :]
-    except (AttributeError, OSError, ValueError):
+def _write_whole(text: str, ends_here: bool) -> None:
+    """To standard error in one system call, so that the ranks' tracebacks do not mix line by line.
+
+    Where the process ends here, a buffer that stands for standard error goes with it: init_process_group installs a
+    hook that calls this one with such a buffer.
+    """
+    for stream in (sys.stderr, sys.__stderr__) if ends_here else (sys.stderr,):
         try:
-            sys.stderr.write(text)
+            data = text.encode(errors="backslashreplace")
+            descriptor = stream.fileno()  # type: ignore[union-attr]
+            while data:
+                data = data[os.write(descriptor, data) :]
+            return
         except (AttributeError, OSError, ValueError):
-            pass
+            continue
+    try:
+        sys.stderr.write(text)
+    except (AttributeError, OSError, ValueError):
+        pass
 
 
 class _Exit(SystemExit):

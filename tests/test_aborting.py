@@ -73,6 +73,20 @@ def test_long_traceback_is_whole(mpirun: Mpirun) -> None:
     assert "x" * 100_000 + "end\n" in done.stderr
 
 
+def test_a_hook_that_puts_a_buffer_for_standard_error(mpirun: Mpirun) -> None:
+    """init_process_group installs one, around ours where that was there first."""
+    wrap = """
+def wrap(*args, before=sys.excepthook):
+    import io
+    sys.stderr = io.StringIO()
+    before(*args)
+sys.excepthook = wrap
+"""
+    done = mpirun(2, "-c", user_script("fail()", wrap), check=False)
+    assert done.returncode not in (0, None)
+    assert "rank 1 of 2 on " in done.stderr and "\nValueError: boom\n" in done.stderr, done.stderr
+
+
 def test_tracebacks_of_all_ranks_do_not_mix(mpirun: Mpirun) -> None:
     done = mpirun(3, "-c", user_script("pass", "comm.Barrier(); fail()"), check=False)
     assert done.returncode != 0

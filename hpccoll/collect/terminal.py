@@ -14,6 +14,7 @@ from hpccoll.units import format_bytes, format_time_us
 __all__ = ["case_table", "print_analysis", "tables"]
 
 _MOST_ROWS = 20
+_MOST_METRICS = 8
 
 
 def case_table(rows: Sequence[CaseRow]) -> Table:
@@ -122,6 +123,8 @@ def tables(found: Analysis, most: int | None = None) -> Iterator[Table]:
                 for row in found.metrics
             ],
         )  # fmt: skip
+        if any(len(row.by_rank) > 1 for row in found.metrics):
+            yield _metrics_by_rank(found, most)
     if found.events:
         yield (
             "events",
@@ -177,6 +180,21 @@ def _rank_table(found: Analysis, most: int | None) -> Table:
         "in calls / median rank",
     )
     return title, titles, rows
+
+
+def _metrics_by_rank(found: Analysis, most: int | None) -> Table:
+    """Metrics that one rank alone has (an evaluation of all of them) are in the other table."""
+    rows = [row for row in found.metrics if len(row.by_rank) > 1][:_MOST_METRICS]
+    ranks = sorted({rank for row in rows for rank in row.by_rank})
+    title = f"metrics of {len(ranks)} ranks, median over the steps"
+    if len(ranks[:most]) < len(ranks):
+        title += f"; the first {most}, --json has all"
+    hosts = {rank: host for host, members in found.health.hosts.items() for rank in members}
+    cells = [
+        [str(rank), hosts.get(rank, ""), *(number(row.by_rank.get(rank)) for row in rows)]
+        for rank in ranks[:most]
+    ]
+    return title, ("rank", "host", *(row.name for row in rows)), cells
 
 
 def _fit_table(found: Analysis) -> Table:

@@ -32,6 +32,8 @@ class MetricRow:
         The ranks with the least and the largest median over their steps.
     slowdown : float or None
         `high` relative to the median rank.
+    by_rank : dict
+        The median over its steps of each rank that has one.
     """
 
     name: str
@@ -47,6 +49,7 @@ class MetricRow:
     high_rank: int | None
     high: float | None
     slowdown: float | None
+    by_rank: dict[int, float]
 
 
 def metric_rows(store: Store) -> list[MetricRow]:
@@ -101,6 +104,7 @@ def _row(
         high_rank=high[0],
         high=high[1],
         slowdown=high[1] / of_ranks if high[1] is not None and of_ranks > 0 else None,
+        by_rank=dict(medians),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from synthetic_runs import Synthetic
 
+from hpccoll.collect.terminal import tables
 from hpccoll.records import rank_file
 from hpccoll.runs.analysis import Analysis, analyse
 from hpccoll.runs.store import Store
@@ -145,3 +146,11 @@ def test_metrics(tmp_path: Path) -> None:
     assert (loss.ranks, loss.steps, loss.values) == (4, 10, 40)
     assert (loss.first, loss.last) == pytest.approx((2.015, 1.115))
     assert (step.high_rank, step.high, step.slowdown) == (2, 0.5, pytest.approx(1.25))
+    assert step.by_rank == {0: 0.4, 1: 0.4, 2: 0.5, 3: 0.4}
+    assert bad.by_rank == {}
+    title, titles, rows = next(table for table in tables(found, 3) if "of 4 ranks" in table[0])
+    assert title == "metrics of 4 ranks, median over the steps; the first 3, --json has all"
+    assert titles == ("rank", "host", "loss", "step_s")
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    assert [float(row[2]) for row in rows] == pytest.approx([1.55, 1.56, 1.57])
+    assert [float(row[3]) for row in rows] == [0.4, 0.4, 0.5]

@@ -1,0 +1,1 @@
+"""The parts of jobs/train_ddp.py, one concern a module."""
