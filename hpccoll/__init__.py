@@ -16,7 +16,7 @@ import typing as _typing
 from hpccoll._version import __version__
 
 if _typing.TYPE_CHECKING:
-    from hpccoll.aborting import abort_on_exception
+    from hpccoll.aborting import abort_on_exception, run_checked
     from hpccoll.comm import Comm, world
     from hpccoll.errors import (
         ArgumentError,
@@ -52,6 +52,7 @@ __all__ = [
     "Work",
     "__version__",
     "abort_on_exception",
+    "run_checked",
     "timeout",
     "world",
 ]
@@ -72,6 +73,7 @@ _MODULE_OF = {
     "WaitTimeout": "hpccoll.errors",
     "Work": "hpccoll.work",
     "abort_on_exception": "hpccoll.aborting",
+    "run_checked": "hpccoll.aborting",
     "timeout": "hpccoll.recorder.limits",
     "world": "hpccoll.comm",
 }

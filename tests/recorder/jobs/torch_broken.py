@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 import hpccoll.torch_backend  # noqa: F401
 
+if sys.argv[1] == "default":
+    torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=1.5)
 limit = {"timeout": timedelta(seconds=1.5)} if sys.argv[1] == "own" else {}
 dist.init_process_group("mpi", **limit)
 x = torch.ones(8)
