@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["SCHEMA", "Call", "Dump", "DumpError", "Frame", "Member", "Operation", "parse", "reader"]
+__all__ = ["SCHEMA", "Call", "Dump", "DumpError", "Frame", "Member", "Operation", "parse"]
 
 SCHEMA = "hpccoll.dump/1"
 MOST_RANKS = 10_000_000
@@ -121,20 +121,11 @@ class Dump:
     stacks: dict[str, list[Frame]] = field(default_factory=dict)
 
 
-def reader() -> Any:
-    """A function from bytes to a JSON value: orjson's, which is several times faster, where it is installed."""
-    try:
-        import orjson
-    except ImportError:
-        return json.loads
-    return orjson.loads
-
-
 _calls: dict[tuple[Any, ...], Call] = {}
 _rank_lists: dict[str, Sequence[int]] = {}
 
 
-def parse(path: Path, loads: Any = json.loads, until_s: float = math.inf) -> Dump:
+def parse(path: Path, until_s: float = math.inf) -> Dump:
     """Read one file; what the rank did after `until_s` (Unix time) counts as not done, and makes its reason ``late``.
 
     Raises
@@ -147,7 +138,7 @@ def parse(path: Path, loads: Any = json.loads, until_s: float = math.inf) -> Dum
     except OSError as error:
         raise DumpError(f"cannot be read: {error.strerror or error}") from error
     try:
-        document = loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
         state = "is empty" if not data.strip() else "is torn, or no JSON"
         raise DumpError(f"{state} ({len(data)} bytes)") from error

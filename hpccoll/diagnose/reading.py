@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from hpccoll.diagnose.dumps import Dump, DumpError, parse, reader
+from hpccoll.diagnose.dumps import Dump, DumpError, parse
 from hpccoll.runs.nodeset import few, fold_ranks
 
 __all__ = ["Job", "NothingToRead", "read"]
@@ -61,14 +60,13 @@ def read(paths: Sequence[Path], progress: Callable[[int, int], None] = lambda do
     files: list[Path] = []
     for path in paths:
         files += _files(path, notes)
-    loads = reader()
     dumps: list[Dump] = []
     unreadable: dict[str, list[str]] = {}
     for done, path in enumerate(files):
         if done % 100 == 0:
             progress(done, len(files))
         try:
-            dumps.append(parse(path, loads))
+            dumps.append(parse(path))
         except DumpError as error:
             unreadable.setdefault(str(error), []).append(path.name)
     notes += [f"{few(names, 4)}: {why}" for why, names in unreadable.items()]
@@ -87,13 +85,13 @@ def read(paths: Sequence[Path], progress: Callable[[int, int], None] = lambda do
             if dump.rank in job.dumps:
                 others.setdefault("older than another of the same rank", []).append(job.dumps[dump.rank])
             job.dumps[dump.rank] = dump
-    _cut(job, loads)
+    _cut(job)
     for why, left_out in others.items():
         job.notes.append(f"left out the dumps of ranks {fold_ranks(d.rank for d in left_out)}: {why}")
     return job
 
 
-def _cut(job: Job, loads: Any) -> None:
+def _cut(job: Job) -> None:
     """Do not count what ranks did after the first had given up: a stopped rank is woken to be ended, and goes on."""
     given_up = [dump.written_s for dump in job.dumps.values() if dump.reason == "timeout"]
     if not given_up:
@@ -102,7 +100,7 @@ def _cut(job: Job, loads: Any) -> None:
     for rank, dump in list(job.dumps.items()):
         if dump.newest_s > job.given_up_s + _CLOCKS_S:
             try:
-                job.dumps[rank] = parse(dump.path, loads, job.given_up_s + _CLOCKS_S)
+                job.dumps[rank] = parse(dump.path, job.given_up_s + _CLOCKS_S)
             except DumpError:
                 continue  # it has changed meanwhile
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -54,11 +54,16 @@ def main() -> None:
             ("diagnose", ("-m", "hpccoll.diagnose", "--json", "-")),
         ):
             start = time.perf_counter()
-            done = subprocess.run([sys.executable, *command, name], stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen([sys.executable, *command, name], stdout=subprocess.PIPE, text=True)
+            assert process.stdout is not None
+            output = process.stdout.read()
+            _, _, usage = os.wait4(process.pid, 0)
             wall_s = time.perf_counter() - start
-            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-            verdict = f", {json.loads(done.stdout)['verdict']}" if done.stdout else ""
-            print(f"{what:10}  {wall_s:6.1f} s  {peak:6.0f} MiB at most{verdict}")
+            cpu_s = usage.ru_utime + usage.ru_stime
+            verdict = f", {json.loads(output)['verdict']}" if output else ""
+            print(
+                f"{what:10}  {wall_s:5.1f} s, CPU {cpu_s:5.1f} s, {usage.ru_maxrss / 1024:5.0f} MiB{verdict}"
+            )
 
 
 if __name__ == "__main__":
