@@ -296,6 +296,7 @@ def test_only_what_is_sent_counts(finite):
     finite.allgather(np.array(["2020-01-01", "NaT"], "M8[D]").view("i8"))
     finite.allgather_object(float("nan"))
     finite.allreduce(torch.tensor([True]), op="lor")
+    finite.allreduce(torch.full((100,), 60000.0, dtype=torch.float16), op="max")  # whose sum is infinite
     finite.allgather(np.zeros(3, np.dtype([("a", "f4")])))
 
 
