@@ -357,9 +357,8 @@ def _leave_at_once(status: int) -> NoReturn:
         if world is not None and agree_on_status(world, 0, grace_s=GRACE_S) is None:
             place = "".join(traceback.format_stack(sys._getframe(1)))
             _flush()
-            _write_whole(
-                f"{_where(world)}: os._exit(0) while other ranks go on, which ends the job:\n{place}"
-            )
+            text = f"{_where(world)}: os._exit(0) while other ranks go on, which ends the job:\n{place}"
+            _write_whole(text, ends_here=True)
             _abort(1)
     _exit_at_once(status)
 

@@ -52,6 +52,8 @@ def _in_tensor(torch: Any, x: Any) -> str | None:
     if not (x.is_floating_point() or x.is_complex()) or x.layout is not torch.strided:
         return None
     x = x.detach()
+    if x.element_size() > 1 and bool(torch.isfinite(x.sum())):
+        return None  # several times faster, and a sum that overflows is looked at below
     finite = torch.isfinite(x if x.element_size() > 1 else x.float())  # float8 has no arithmetic
     if bool(finite.all()):
         return None
