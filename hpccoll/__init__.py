@@ -28,6 +28,7 @@ if _typing.TYPE_CHECKING:
         VerificationError,
         WaitTimeout,
     )
+    from hpccoll.recorder.limits import timeout
     from hpccoll.work import Work
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Work",
     "__version__",
     "abort_on_exception",
+    "timeout",
     "world",
 ]
 
@@ -58,6 +60,7 @@ _MODULE_OF = {
     "WaitTimeout": "hpccoll.errors",
     "Work": "hpccoll.work",
     "abort_on_exception": "hpccoll.aborting",
+    "timeout": "hpccoll.recorder.limits",
     "world": "hpccoll.comm",
 }
 

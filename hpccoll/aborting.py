@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from hpccoll.environment import detect, hostname, is_first_rank
 from hpccoll.errors import LaunchError
+from hpccoll.recorder import exceptions
 
 __all__ = ["abort_on_exception", "run_program"]
 
@@ -113,7 +114,7 @@ def _status_of(request: SystemExit) -> int:
 def _leave(status: int) -> NoReturn:
     world = _active_world()
     if world is not None:
-        agreed = _agreed_status(world, status)
+        agreed = agree_on_status(world, status)
         if agreed is None:
             _abort(status)
         status = agreed
@@ -125,7 +126,7 @@ def _leave(status: int) -> NoReturn:
     raise SystemExit(status)
 
 
-def _agreed_status(world: Any, status: int) -> int | None:
+def agree_on_status(world: Any, status: int, tag: int = _TAG) -> int | None:
     """Largest status of all ranks, once all are at their end; None if that does not happen soon enough.
 
     A rank that has failed waits for GRACE_S, one that has succeeded for as long as it takes.
@@ -140,8 +141,8 @@ def _agreed_status(world: Any, status: int) -> int | None:
     while distance < world.size:
         outgoing, incoming = array("i", [largest]), array("i", [0])
         requests = [
-            world.Irecv([incoming, 1, MPI.INT], (world.rank - distance) % world.size, _TAG),
-            world.Isend([outgoing, 1, MPI.INT], (world.rank + distance) % world.size, _TAG),
+            world.Irecv([incoming, 1, MPI.INT], (world.rank - distance) % world.size, tag),
+            world.Isend([outgoing, 1, MPI.INT], (world.rank + distance) % world.size, tag),
         ]
         pause_s = 1e-5
         while not MPI.Request.Testall(requests):
@@ -184,6 +185,7 @@ def _report_and_end(
             text = f"{where}: interrupted\n"
         else:
             text = f"{where}:\n" + "".join(traceback.format_exception(kind, error, trace))
+        exceptions.note(error)
         _flush()
         ends_here = world is not None or thread is not None or _other_threads()
         _write_whole(text, ends_here)
@@ -304,5 +306,5 @@ def _at_exit() -> None:
         return
     status = status if isinstance(status, int) else 1
     _flush()
-    if _agreed_status(world, status) is None:
+    if agree_on_status(world, status) is None:
         _abort(status)

@@ -8,7 +8,6 @@ precision, NaN-safe minima and averages are computed there.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import CommunicatorError
+from hpccoll.gate import cuda_support
 
 VARIABLE = "HPCCOLL_CUDA_AWARE"
 
@@ -66,17 +66,10 @@ def _obstacle(_: Any) -> str:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return "torch is not imported or sees no CUDA device"
-    query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None) or _library_query()
-    if query is None:
+    support = cuda_support()
+    if support is None:
         return "this MPI has no MPIX_Query_cuda_support()"
-    return "" if query() == 1 else "this MPI says that it was built without CUDA support"
-
-
-def _library_query() -> Any:
-    from hpccoll.gate import library_path
-
-    path = library_path()
-    return None if path is None else getattr(ctypes.CDLL(str(path)), "MPIX_Query_cuda_support", None)
+    return "" if support else "this MPI says that it was built without CUDA support"
 
 
 def _try(mpi: Any) -> str:

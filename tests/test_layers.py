@@ -21,6 +21,7 @@ FOUNDATION = {
         "fit",
         "network",
         "nodelist",
+        "recorder",
         "records",
         "runs",
         "stats",
@@ -31,7 +32,7 @@ COMMUNICATION = 1
 LAYERS = {
     **dict.fromkeys(FOUNDATION, 0),
     "comm": COMMUNICATION,
-    **dict.fromkeys(("bench", "recorder", "torch_backend"), 2),
+    **dict.fromkeys(("bench", "torch_backend"), 2),
     **dict.fromkeys(("__main__", "cli"), 3),
 }
 

@@ -8,6 +8,7 @@ that of the slowest rank. Ratio and difference are formed between the blocks of 
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -29,12 +30,13 @@ from hpccoll.bench.storage import RowData, Tables
 from hpccoll.comm import Comm, world
 from hpccoll.errors import VerificationError
 
-__all__ = ["Comparison", "run_overhead"]
+__all__ = ["Comparison", "compare_engines", "run_overhead"]
 
 FORMAT = "hpccoll.overhead/1"
 MODE = "pipelined"
 _BLOCK_S = 0.002
 _MOST_CALLS = 500
+NOTHING = Buffers(None, None, "sum", Place(0, 1, 0), in_place=False)
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,33 @@ def run_overhead(
     VerificationError
         On every rank, if an engine gave a wrong result.
     """
+    return compare_engines(
+        cases, sizes, [[make_engine(name) for name in engines]], rounds, json_target, "mpi4py"
+    )
+
+
+def compare_engines(
+    cases: Sequence[Case],
+    sizes: Sequence[int],
+    sets: Sequence[list[Engine]],
+    rounds: int,
+    json_target: str | None,
+    against: str,
+) -> int:
+    """As `run_overhead`, for several sets of engines, each against the first of its own, which `against` describes."""
     comm = world()
     control: Any = comm.mpi.Dup()
     check_target("--json", json_target, control)
-    chosen = [make_engine(name) for name in engines]
-    header = gather_header("overhead", ", ".join(engines), MODE, control)
+    names = ", ".join(dict.fromkeys(engine.name for chosen in sets for engine in chosen))
+    header = gather_header("overhead", names, MODE, control)
     printer = Printer(sys.stderr if json_target == "-" else sys.stdout)
     if header is not None:
-        for line in [*conditions(header), *_titles(rounds)]:
+        for line in [*conditions(header), *_titles(rounds, against)]:
             printer.line(line)
     rows = []
-    for case in cases:
+    for case, chosen in itertools.product(cases, sets):
+        if any(engine.refuses(case.name, "float32", NOTHING) for engine in chosen):
+            continue
         for number, nbytes in enumerate(sizes if case.sized else (0,)):
             for row in _compare(case, nbytes, number, chosen, rounds, comm, control):
                 rows.append(row)
@@ -106,18 +124,18 @@ def run_overhead(
     return 0
 
 
-def _titles(rounds: int) -> list[str]:
-    names = f"#{'collective':>14} {'bytes':>9} {'engine':>8}"
+def _titles(rounds: int, against: str = "mpi4py") -> list[str]:
+    names = f"#{'collective':>14} {'bytes':>9} {'engine':>11}"
     return [
-        f"# float32; {rounds} blocks of each engine, in turn; extra and ratio against mpi4py",
+        f"# float32; {rounds} blocks of each engine, in turn; extra and ratio against {against}",
         f"{names} {'median':>10} {'extra':>8} {'ratio':>7} {'least':>10} {'extra':>8} {'ratio':>7}",
-        f"#{'':>33} {'us':>10} {'us':>8} {'':>7} {'us':>10} {'us':>8}",
+        f"#{'':>36} {'us':>10} {'us':>8} {'':>7} {'us':>10} {'us':>8}",
     ]
 
 
 def _line(row: Comparison) -> str:
     return (
-        f"{row.collective:>15} {row.nbytes:>9} {row.engine:>8}"
+        f"{row.collective:>15} {row.nbytes:>9} {row.engine:>11}"
         f" {row.time_us:>10.2f} {row.extra_us:>8.2f} {row.ratio:>7.3f}"
         f" {row.least_us:>10.2f} {row.least_extra_us:>8.2f} {row.least_ratio:>7.3f}"
     )

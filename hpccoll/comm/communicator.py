@@ -8,17 +8,21 @@ stand in :mod:`hpccoll.comm.reducing`, :mod:`hpccoll.comm.moving` and :mod:`hpcc
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 
 from hpccoll import cuda, gate
+from hpccoll.comm import identity
 from hpccoll.comm.arguments import is_index
 from hpccoll.comm.issuing import live
 from hpccoll.comm.messaging import Messaging
 from hpccoll.comm.moving import Moving
 from hpccoll.comm.reducing import Reducing
 from hpccoll.errors import ArgumentError, CommunicatorError
+from hpccoll.recorder import duty, job, ring
+from hpccoll.recorder.seam import collective
 from hpccoll.work import finish_pending
 
 
@@ -53,10 +57,11 @@ class Comm(Reducing, Moving, Messaging):
         The communicator beneath, for everything else that MPI can do.
     """
 
-    def __init__(self, mpi: Any):
-        super().__init__(mpi)
+    def __init__(self, mpi: Any, log: ring.Log | None = None):
+        super().__init__(mpi, log)
         self._owned = False
 
+    @collective
     def split(self, color: int | None, key: int = 0) -> Comm | None:
         """Divide the ranks into groups; every rank has to call it.
 
@@ -76,12 +81,12 @@ class Comm(Reducing, Moving, Messaging):
         if not is_index(key) or not -(2**31) <= operator.index(key) < 2**31:
             raise ArgumentError(f"split: `key` must be an int, got {key!r}")
         chosen = MPI.UNDEFINED if color is None else operator.index(color)
-        return self._adopt(self.run("split", lambda: self.mpi.Split(chosen, key)))
+        return self._make("split", lambda: self.mpi.Split(chosen, key))
 
+    @collective
     def node(self) -> Comm:
         """Return the ranks that share memory with this one, in the order of this communicator."""
-        made = self.run("node", lambda: self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank))
-        return self._adopt(made)  # type: ignore[return-value]
+        return self._make("node", lambda: self.mpi.Split_type(MPI.COMM_TYPE_SHARED, self.rank))  # type: ignore[return-value]
 
     def leaders(self) -> Comm | None:
         """Return the first rank of each node as a group; None on the others. Every rank has to call it."""
@@ -89,9 +94,10 @@ class Comm(Reducing, Moving, Messaging):
             first = node.rank == 0
         return self.split(0 if first else None, self.rank)
 
+    @collective
     def dup(self) -> Comm:
         """Return the same ranks with a traffic of their own. Every rank has to call it."""
-        return self._adopt(self.run("dup", self.mpi.Dup))  # type: ignore[return-value]
+        return self._make("dup", self.mpi.Dup)  # type: ignore[return-value]
 
     def free(self) -> None:
         """Give the communicator back to MPI, after what is pending; every rank has to call it.
@@ -102,12 +108,13 @@ class Comm(Reducing, Moving, Messaging):
             return
         worker, mpi = self._worker, self.mpi
         if worker is not None and not worker.is_current:
-            self.run("free", lambda: None)  # behind what is pending
+            self._run("free", lambda: None)  # behind what is pending
             worker.stop()
             self._worker = None
         self.close("the communicator has been freed")
+        self._log.freed = True
         if self._owned:
-            mpi.Free()
+            self.run("free", mpi.Free)
 
     def __enter__(self) -> Comm:
         return self
@@ -122,10 +129,12 @@ class Comm(Reducing, Moving, Messaging):
             return f"<Comm, {self.closed}>"
         return f"<Comm {self.mpi.name or 'unnamed'}, rank {self.rank} of {self.size}>"
 
-    def _adopt(self, mpi: Any) -> Comm | None:
+    def _make(self, method: str, call: Callable[[], Any]) -> Comm | None:
+        # Nothing else of this communicator runs meanwhile: the number is that of this call.
+        mpi, number = self._run(method, lambda: (call(), self._log.started))
         if mpi == MPI.COMM_NULL:
             return None
-        comm = Comm(mpi)
+        comm = Comm(mpi, identity.of_child(self._log, method, number, self.mpi, mpi))
         comm._owned = True
         return comm
 
@@ -153,7 +162,8 @@ def world() -> Comm:
         gate.check_world(MPI.COMM_WORLD)
         duplicate = MPI.COMM_WORLD.Dup()
         duplicate.Set_name("hpccoll world")
-        _world = Comm(duplicate)
+        identity.introduce(duplicate.bcast(job.proposal() if duplicate.rank == 0 else None))
+        _world = Comm(duplicate, identity.of_world(duplicate))
         _world._owned = True
         cuda.self_test(duplicate)
     return _world
@@ -164,6 +174,8 @@ def _at_finalize(*_: Any) -> None:
     for comm in list(live):
         comm.close("MPI has been finalised")
 
+
+duty.begin()
 
 # MPI_Finalize deletes the attributes of COMM_SELF before anything else.
 MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_at_finalize), True)

@@ -9,7 +9,9 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hpccoll.comm import identity
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError
+from hpccoll.recorder import ring, seam
 from hpccoll.work import ThreadWork, Worker
 
 
@@ -24,14 +26,17 @@ class Issuing:
     """
 
     mpi: Any
+    _check: Callable[[list[Any], tuple[Any, ...], dict[str, Any]], None] | None = None
+    """Check mode's hook; see :mod:`hpccoll.recorder.seam`."""
 
-    def __init__(self, mpi: Any):
+    def __init__(self, mpi: Any, log: ring.Log | None = None):
         if not isinstance(mpi, MPI.Intracomm) or mpi == MPI.COMM_NULL:
             raise ArgumentError(f"Comm: `mpi` must be an mpi4py intracommunicator, got {mpi!r}")
         self.mpi = mpi
         self.rank: int = mpi.rank
         self.size: int = mpi.size
         self._worker: Worker | None = None
+        self._log = log if log is not None else identity.of_wrapped(mpi)
         live.add(self)
 
     def run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
@@ -50,6 +55,16 @@ class Issuing:
         -------
         What `operation` returns, or with ``blocking=False`` a Work
         """
+        return self._run(method, self.recorded(method, operation, blocking), blocking)
+
+    def recorded(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Callable[[], Any]:
+        """`operation`, which the flight recorder shows as issued now, and as running when it is called."""
+        return seam.recorded(self._log, method, operation, blocking)
+
+    def _run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
+        """As `run`, for the methods, which are recorded already."""
+        if seam.ACTIVE:
+            operation = seam.take(operation)
         worker = self._worker
         if blocking and (worker is None or worker.idle or worker.is_current):
             try:

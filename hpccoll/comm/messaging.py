@@ -14,12 +14,14 @@ from hpccoll.buffers import source as opened  # `source` is the name of an argum
 from hpccoll.comm.arguments import rank_of, tag_of
 from hpccoll.comm.issuing import Issuing
 from hpccoll.errors import TransferError
+from hpccoll.recorder.seam import message
 from hpccoll.work import RequestWork
 
 
 class Messaging(Issuing):
     """The point-to-point messages of a communicator."""
 
+    @message
     def send(self, x: Any, *, dest: int, tag: int = 0, blocking: bool = True) -> Any:
         """Send `x` to one rank.
 
@@ -46,6 +48,7 @@ class Messaging(Issuing):
             request = transport.isend(self.mpi, buffer, dest, tag)
         return RequestWork("send", [request], lambda _: buffer and None)
 
+    @message
     def recv(
         self, x: Any, *, source: int | None = None, tag: int | None = None, blocking: bool = True
     ) -> Any:
@@ -82,6 +85,7 @@ class Messaging(Issuing):
             request = transport.irecv(self.mpi, buffer, peer, number)
         return _receiving("recv", [request], buffer)
 
+    @message
     def sendrecv(
         self,
         x: Any,

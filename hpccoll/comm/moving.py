@@ -14,11 +14,13 @@ from hpccoll.buffers import Buffer, DType, copy_of, destination, direct, same_me
 from hpccoll.comm.arguments import block_of, forbid_overlap, joined, lengths_of, need_axis, own_block, rank_of
 from hpccoll.comm.issuing import Issuing
 from hpccoll.errors import ArgumentError, UnsupportedError
+from hpccoll.recorder.seam import collective
 
 
 class Moving(Issuing):
     """The data movement of a communicator."""
 
+    @collective
     def broadcast(self, x: Any, *, root: int = 0, blocking: bool = True) -> Any:
         """Copy the root's `x` to all ranks, in place.
 
@@ -45,8 +47,9 @@ class Moving(Issuing):
             transport.broadcast(self.mpi, buffer, root)
             return x if at_root else buffer.finish()
 
-        return self.run("broadcast", run, blocking)
+        return self._run("broadcast", run, blocking)
 
+    @collective
     def allgather(
         self, x: Any, *, counts: Sequence[int] | str | None = None, out: Any = None, blocking: bool = True
     ) -> Any:
@@ -82,7 +85,7 @@ class Moving(Issuing):
             transport.allgather(self.mpi, None if in_place else send, recv, lengths)
             return recv.finish()
 
-        return self.run("allgather", run, blocking)
+        return self._run("allgather", run, blocking)
 
     def _exchange_directly(self, method: str, call: Any, plain: tuple[Any, Any, int, DType]) -> bool:
         """Exchange one block with every rank, if it is in the range of one call."""
@@ -121,8 +124,9 @@ class Moving(Issuing):
             transport.allgather(self.mpi, send, recv, lengths)
             return recv.finish()
 
-        return self.run("allgather", run, blocking)
+        return self._run("allgather", run, blocking)
 
+    @collective
     def gather(
         self,
         x: Any,
@@ -160,8 +164,9 @@ class Moving(Issuing):
             transport.gather(self.mpi, None if in_place else send, recv, lengths, root, total)
             return recv.finish() if recv is not None else None
 
-        return self.run("gather", run, blocking)
+        return self._run("gather", run, blocking)
 
+    @collective
     def scatter(
         self,
         x: Any,
@@ -217,8 +222,9 @@ class Moving(Issuing):
             )
             return recv.finish()  # type: ignore[union-attr]
 
-        return self.run("scatter", run, blocking)
+        return self._run("scatter", run, blocking)
 
+    @collective
     def alltoall(
         self,
         x: Any,
@@ -268,7 +274,7 @@ class Moving(Issuing):
             transport.alltoall(self.mpi, send, recv)
             return recv.finish()
 
-        return self.run("alltoall", run, blocking)
+        return self._run("alltoall", run, blocking)
 
     def _alltoall_uneven(
         self,
@@ -298,7 +304,7 @@ class Moving(Issuing):
                 )
                 return recv.finish()
 
-            return self.run("alltoall", run, blocking)
+            return self._run("alltoall", run, blocking)
 
         incoming = lengths_of(self, "alltoall", "recv_counts", recv_counts)
         if incoming[self.rank] != outgoing[self.rank]:
@@ -315,14 +321,16 @@ class Moving(Issuing):
             )
             return recv.finish()
 
-        return self.run("alltoall", run_known, blocking)
+        return self._run("alltoall", run_known, blocking)
 
+    @collective
     def barrier(self, *, blocking: bool = True) -> Any:
         """Return when every rank has called it."""
-        return self.run("barrier", self.mpi.Barrier, blocking)
+        return self._run("barrier", self.mpi.Barrier, blocking)
 
     # ---- Python objects
 
+    @collective
     def broadcast_object(self, obj: Any = None, *, root: int = 0, blocking: bool = True) -> Any:
         """Copy any picklable object from the root to all ranks; every rank gets it as the return value.
 
@@ -331,16 +339,19 @@ class Moving(Issuing):
         root = rank_of(self, root, "broadcast_object", "root")
         return self._pickled("broadcast_object", lambda: self.mpi.bcast(obj, root), blocking)
 
+    @collective
     def allgather_object(self, obj: Any, *, blocking: bool = True) -> Any:
         """Collect one picklable object from each rank; every rank gets the list, in the order of the
         ranks."""
         return self._pickled("allgather_object", lambda: self.mpi.allgather(obj), blocking)
 
+    @collective
     def gather_object(self, obj: Any, *, root: int = 0, blocking: bool = True) -> Any:
         """Collect one picklable object from each rank; the root gets the list, the others None."""
         root = rank_of(self, root, "gather_object", "root")
         return self._pickled("gather_object", lambda: self.mpi.gather(obj, root), blocking)
 
+    @collective
     def scatter_object(
         self, objs: Sequence[Any] | None = None, *, root: int = 0, blocking: bool = True
     ) -> Any:
@@ -368,4 +379,4 @@ class Moving(Issuing):
                     f"{method}: the object cannot be pickled, or not unpickled here: {error}"
                 ) from error
 
-        return self.run(method, run, blocking)
+        return self._run(method, run, blocking)

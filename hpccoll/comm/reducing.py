@@ -12,6 +12,7 @@ from hpccoll.buffers import direct, same_memory, source, target
 from hpccoll.comm.arguments import block_of, forbid_overlap, rank_of
 from hpccoll.comm.issuing import Issuing
 from hpccoll.errors import ArgumentError
+from hpccoll.recorder.seam import collective
 
 _NUMBERS = frozenset((bool, int, float, complex))
 
@@ -19,6 +20,7 @@ _NUMBERS = frozenset((bool, int, float, complex))
 class Reducing(Issuing):
     """The reductions of a communicator."""
 
+    @collective
     def allreduce(self, x: Any, *, op: str = "sum", out: Any = None, blocking: bool = True) -> Any:
         """Reduce over all ranks; every rank gets the result.
 
@@ -58,8 +60,9 @@ class Reducing(Issuing):
             reductions.allreduce(self.mpi, None if in_place else send, recv, op, mpi_op)
             return recv.finish()
 
-        return self.run("allreduce", run, blocking)
+        return self._run("allreduce", run, blocking)
 
+    @collective
     def reduce(
         self, x: Any, *, op: str = "sum", root: int = 0, out: Any = None, blocking: bool = True
     ) -> Any:
@@ -93,8 +96,9 @@ class Reducing(Issuing):
             reductions.reduce(self.mpi, send, recv, in_place, op, mpi_op, root)
             return recv.finish() if recv is not None else None
 
-        return self.run("reduce", run, blocking)
+        return self._run("reduce", run, blocking)
 
+    @collective
     def reduce_scatter(
         self,
         x: Any,
@@ -142,8 +146,9 @@ class Reducing(Issuing):
             reductions.reduce_scatter(self.mpi, send, recv, elements, op, mpi_op)
             return recv.finish()
 
-        return self.run("reduce_scatter", run, blocking)
+        return self._run("reduce_scatter", run, blocking)
 
+    @collective
     def scan(self, x: Any, *, op: str = "sum", out: Any = None, blocking: bool = True) -> Any:
         """Reduce over the ranks up to and including this one.
 
@@ -152,6 +157,7 @@ class Reducing(Issuing):
         """
         return self._scan("scan", x, op, out, blocking, exclusive=False)
 
+    @collective
     def exscan(self, x: Any, *, op: str = "sum", out: Any = None, blocking: bool = True) -> Any:
         """Reduce over the ranks before this one.
 
@@ -174,7 +180,7 @@ class Reducing(Issuing):
             reductions.scan(self.mpi, None if in_place else send, recv, op, mpi_op, exclusive)
             return recv.finish()
 
-        return self.run(method, run, blocking)
+        return self._run(method, run, blocking)
 
     def _reduce_numbers(
         self,
@@ -195,4 +201,4 @@ class Reducing(Issuing):
             chosen = choose(self.mpi.allgather(number))
             return None if chosen is None else reductions.reduce_numbers(chosen, op, method)
 
-        return self.run(method, run, blocking)
+        return self._run(method, run, blocking)

@@ -45,8 +45,10 @@ class Place:
         A job is running already, so what started it is right.
     environ : mapping
         Environment variables.
-    shm : Path
-        Where shared memory lies.
+    shm, dev : Path
+        Where shared memory and devices lie.
+    cuda_aware : bool or None
+        Whether the MPI says that it takes CUDA memory; None if it cannot say or has not been started.
     """
 
     local_ranks: int = 1
@@ -55,6 +57,8 @@ class Place:
     started: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     shm: Path = Path("/dev/shm")
+    dev: Path = Path("/dev")
+    cuda_aware: bool | None = None
 
 
 def check_mpirun(place: Place) -> Finding:
@@ -303,17 +307,28 @@ def check_threads(place: Place) -> Finding:
 
 def check_cuda(place: Place) -> Finding:
     """GPUs, and whether the MPI would take their memory."""
-    devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    devices = sorted(place.dev.glob("nvidia[0-9]*"))
     if not devices:
         return Finding("CUDA", OK, "no NVIDIA device here")
     visible = place.environ.get("CUDA_VISIBLE_DEVICES")
     word = f"{len(devices)} devices" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible is not None else "")
+    word += {
+        None: "; whether this MPI is CUDA-aware is not known",
+        False: "; this MPI was built without CUDA support",
+        True: "; this MPI says that it is CUDA-aware",
+    }[place.cuda_aware]
     if importlib.util.find_spec("torch") is None:
         return Finding("CUDA", NOTE, f"{word}; torch is not installed")
     if place.environ.get("HPCCOLL_CUDA_AWARE") == "1":
-        return Finding(
-            "CUDA", OK, f"{word}; HPCCOLL_CUDA_AWARE=1: hpccoll tests at its start whether MPI can"
-        )
+        if place.cuda_aware is False:
+            return Finding(
+                "CUDA",
+                ERROR,
+                f"{word}, and HPCCOLL_CUDA_AWARE=1 asks for it: hpccoll refuses to start",
+                "ompi_info --parsable --all | grep cuda_support; mpichversion",
+                "unset HPCCOLL_CUDA_AWARE, or load an MPI that was built with CUDA",
+            )
+        return Finding("CUDA", OK, f"{word}; HPCCOLL_CUDA_AWARE=1: hpccoll tests at its start whether it can")
     return Finding(
         "CUDA", NOTE, f"{word}; tensors go through host memory (HPCCOLL_CUDA_AWARE=1 tries without)"
     )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll import gate
 from hpccoll.doctor import gathered
 from hpccoll.doctor.findings import ERROR, NOTE, OK, Finding, merged
 from hpccoll.doctor.gathered import HostSummary
@@ -134,7 +135,13 @@ def _summary(comm: Any, node: Any, leaders: Any) -> HostSummary | None:
     if told is None:
         return None
     first = told[0][2]
-    place = Place(local_ranks=node.size, hosts=leaders.size, mpi=mpi, started=comm.size > 1)
+    place = Place(
+        local_ranks=node.size,
+        hosts=leaders.size,
+        mpi=mpi,
+        started=comm.size > 1,
+        cuda_aware=gate.cuda_support(),
+    )
     name = hostname()
     together = 0
     for _, seat, _, _ in told:

@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import hpccoll
+from hpccoll import leaving
 
 _LEAST_GRACE_S = 5.0
 _meeting: Any = None
@@ -49,6 +50,11 @@ def _leave() -> None:
 
     if MPI.Is_finalized() or os.getpid() != _process:
         return
+    with leaving.watched():
+        _meet(MPI)
+
+
+def _meet(MPI: Any) -> None:
     request = _meeting.Ibarrier()
     deadline = float("inf") if _grace_s is None else time.monotonic() + _grace_s
     pause_s = 1e-5

@@ -8,8 +8,13 @@ from datetime import timedelta
 from typing import Any
 
 import hpccoll
+from hpccoll.comm import identity
 from hpccoll.errors import CommunicatorError
+from hpccoll.recorder import ring, seam
 from hpccoll.torch_backend import ending, torch_internals, waiting
+
+_makings: dict[tuple[int, ...], ring.Log] = {}
+"""Ranks -> the record of the groups that have been made of them."""
 
 
 def make_world(timeout: timedelta) -> tuple[Any, int, int]:
@@ -53,7 +58,9 @@ def _part(ranks: Sequence[int]) -> Any:
         # Several may be under way at once, on one thread or many: the tag keeps them apart. It comes from the ranks
         # alone: torch's name of a group counts the groups of this process, of which other members may have more or
         # fewer. (32767 is the largest tag that every MPI has.)
-        return base.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % 32768)
+        tag = zlib.crc32(repr(list(ranks)).encode()) % 32768
+        log = _makings.setdefault(tuple(ranks), identity.of_members(ranks, members.rank))
+        return seam.recorded(log, "new_group", lambda: base.Create_group(members, tag))()
     finally:
         group.Free()
         members.Free()

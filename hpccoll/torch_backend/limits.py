@@ -20,6 +20,9 @@ from typing import Any
 import torch.distributed as dist
 
 from hpccoll.comm import Comm
+from hpccoll.recorder import dump
+from hpccoll.recorder.job import known
+from hpccoll.recorder.peers import Peers
 
 _SPINS = 200
 _LONGEST_PAUSE_S = 1e-3
@@ -38,6 +41,8 @@ class LimitedComm(Comm):
         Gives the sequence number of the operation that is being issued.
     on_timeout
         Called with an operation's name and number; returns the exception to raise. No operation may follow.
+    log
+        The recorder's record of the communicator.
     """
 
     def __init__(
@@ -46,8 +51,9 @@ class LimitedComm(Comm):
         limit_s: float,
         number: Callable[[], int],
         on_timeout: Callable[[str, int], BaseException],
+        log: Any = None,
     ):
-        super().__init__(mpi)
+        super().__init__(mpi, log)
         self.limit_s = limit_s
         self._number = number
         self._on_timeout = on_timeout
@@ -56,11 +62,11 @@ class LimitedComm(Comm):
 
     @property
     def _free_to_go(self) -> bool:
-        """Never: the short cuts of :class:`Comm` do not come through `run`."""
+        """Never: the short cuts of :class:`Comm` do not come through `_run`."""
         return False
 
-    def run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
-        """As :meth:`Comm.run`; the operation starts when every rank is there."""
+    def _run(self, method: str, operation: Callable[[], Any], blocking: bool = True) -> Any:
+        """As in :class:`Comm`; the operation starts when every rank is there."""
         if getattr(self._inside, "now", False):
             return operation()  # part of an operation that has passed
         number = self._number()
@@ -73,7 +79,7 @@ class LimitedComm(Comm):
             finally:
                 self._inside.now = False
 
-        return super().run(method, after_all_have_come, blocking)
+        return super()._run(method, after_all_have_come, blocking)
 
     def _meet(self, method: str, number: int) -> None:
         if self._failed is not None:
@@ -137,6 +143,7 @@ def _watch() -> None:
 def _end_job(sentence: str) -> None:
     from mpi4py import MPI
 
+    dump_for_all(sentence, 1)
     print(
         f"hpccoll: {sentence} (the timeout of the process group); ending the job. With a `timeout` of your own, "
         "init_process_group(timeout=...), operations raise instead.",
@@ -146,6 +153,23 @@ def _end_job(sentence: str) -> None:
     time.sleep(0.2)  # the launcher may drop what is still in its pipe
     MPI.COMM_WORLD.Abort(1)
     os._exit(1)
+
+
+def dump_for_all(sentence: str, exit_status: int | None) -> None:
+    """Dump, and have the other ranks dump too as far as their watchdogs run."""
+    job = known()
+    if job is None:
+        return
+    directory = dump.write("timeout", f"rank {job.rank} of {job.size}: {sentence}", exit_status)
+    if directory is not None:
+        dump.say(
+            f"hpccoll: rank {job.rank} of {job.size}: {sentence}; recorder and stacks are in {directory}: "
+            f"python -m hpccoll.diagnose {directory}"
+        )
+        peers = Peers(job)
+        peers.ask("timeout", f"rank {job.rank} of {job.size}: {sentence}")
+        if exit_status is not None:
+            peers.await_dumps()
 
 
 def timeout_error(operation: str, limit_s: float) -> BaseException:

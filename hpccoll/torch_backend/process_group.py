@@ -6,6 +6,9 @@ thread; where an operation takes more than one step, the last ones are done ther
 
 from __future__ import annotations
 
+import inspect
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,8 +20,9 @@ from mpi4py import MPI
 
 from hpccoll import reductions
 from hpccoll.buffers import dtype_of
-from hpccoll.comm import Comm
+from hpccoll.comm import Comm, identity
 from hpccoll.errors import TransferError
+from hpccoll.recorder import exceptions, ring, seam, sites
 from hpccoll.torch_backend import ending, limits, torch_internals
 from hpccoll.torch_backend.work import DONE, DoneWork, PendingWork
 from hpccoll.work import Work
@@ -71,6 +75,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._inside: str | None = None
         self._last: Work | None = None
         self._timed_out = False
+        self._log = identity.of_group(self._mpi)
+        self._log.names = _NAMES
+        self._records = seam.ACTIVE  # of the short cut of allreduce; a benchmark turns it off
         self._comm: Any
         self._agree_on_limit(timeout)
         _live.add(self)
@@ -99,11 +106,12 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._is_limited = lowest_s != default_s or highest_s != default_s
         if self._is_limited:
             self._comm = limits.LimitedComm(
-                self._mpi, lowest_s, self._get_sequence_number_for_group, self._on_timeout
+                self._mpi, lowest_s, self._get_sequence_number_for_group, self._on_timeout, self._log
             )
         else:
-            self._comm = Comm(self._mpi)
-            self._tabulate()
+            self._comm = Comm(self._mpi, self._log)
+            if self._comm._check is None:  # check mode has to see every call
+                self._tabulate()
             limits.watch(self)
 
     def adopt(self, name: str, devices: Sequence[str], backends: dict[str, Any]) -> None:
@@ -146,6 +154,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         What is still pending goes on, and the communicator is freed after it: this does not wait for other ranks.
         """
         comm = self._comm
+        self._log.freed = True
         self.forbid("Invalid process group specified: it has been destroyed")
         limits.unwatch(self)
         _live.discard(self)
@@ -161,7 +170,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             mpi.Free()
 
         if comm.pending:
-            comm.run("destroy_process_group", free, blocking=False)
+            comm._run("destroy_process_group", free, blocking=False)
         else:
             free()
 
@@ -172,6 +181,8 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _on_timeout(self, method: str, number: int) -> BaseException:
         error = limits.timeout_error(self.describe(method, number), self.limit_s)
+        limits.dump_for_all(str(error), None)
+        exceptions.remember(error, "timeout", str(error))
         self._timed_out = True
         ending.after_timeout(self.limit_s)
         self._comm = _Unusable(str(error), dist.DistBackendError)
@@ -202,12 +213,15 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def setGroupName(self, name: str) -> None:
         self._name = name
+        self._log.id = f"torch:{name}"
+        self._log.name = self._desc or name
 
     def getGroupName(self) -> str:
         return self._name
 
     def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
+        self._log.name = desc or self._name
 
     def getGroupDesc(self) -> str:
         return self._desc
@@ -299,7 +313,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         # The one path that is worth microseconds: plain tensors, synchronous, and nothing special about the group.
         if opts.__class__ is _AllreduceOptions and len(tensors) == 1:
             tensor = tensors[0]
-            kind = self._plain.get((tensor.dtype, _number_of(opts.reduceOp)))
+            number = _number_of(opts.reduceOp)
+            dtype = tensor.dtype
+            kind = self._plain.get((dtype, number))
             if (
                 kind is not None
                 and not opts.asyncOp
@@ -316,13 +332,20 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 if count <= _LARGEST_COUNT:
                     self._sequence += 1
                     self._inside = "all_reduce"
+                    entry = _begin(self._log, dtype, count, _OPS[number]) if self._records else []
                     try:
                         memory = _memory(tensor.data_ptr(), count * itemsize)
                         self._mpi.Allreduce(_IN_PLACE, [memory, count, datatype], operation)
-                    except MPI.Exception as error:
-                        raise TransferError(f"{self.describe()}: {error}") from error
+                    except BaseException as error:
+                        if self._records:
+                            ring.fail(entry)
+                        if isinstance(error, MPI.Exception):
+                            raise TransferError(f"{self.describe()}: {error}") from error
+                        raise
                     finally:
                         self._inside = None
+                    if self._records:
+                        entry[_ENDED] = _now_ns()
                     return DONE
         return self._allreduce(_one(tensors), opts)
 
@@ -687,7 +710,9 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             limit_s = self.limit_s
         else:
             limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-        monitored_barrier(self._comm, limit_s, wait_all_ranks)
+        self._comm.recorded(
+            "monitored_barrier", lambda: monitored_barrier(self._comm, limit_s, wait_all_ranks)
+        )()
 
     # ---- Coalescing
 
@@ -756,6 +781,38 @@ _DTYPES = [
 
 _NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 """hpccoll's name of an operation -> torch's, where they differ."""
+
+
+_COLLECTIVE, _ENDED, _now_ns = ring.COLLECTIVE, ring.ENDED, ring.now_ns
+_getframe, _get_ident, _next_of, _slots = (
+    sys._getframe,
+    threading.get_ident,
+    ring.numbers.__next__,
+    ring.slots,
+)
+_SIZE, _INSIDE = ring.SIZE, sites.inside()
+_ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
+
+
+def _begin(log: Any, dtype: Any, count: int, op: str) -> list[Any]:
+    """Record the short cut of `allreduce`, which does not come through a method of Comm."""
+    frame: Any = _getframe(2)
+    if frame.f_code is _ALL_REDUCE:
+        frame = frame.f_back.f_back  # past torch's decorator
+    code = frame.f_code
+    if code.co_filename.startswith(_INSIDE):
+        frame = sites.outside(frame)
+        code = frame.f_code
+    log.started = number = log.started + 1
+    written = _next_of()
+    begun = _now_ns()
+    entry = [log, _COLLECTIVE, number, "allreduce", dtype, count, op, code, frame.f_lasti,
+             _get_ident(), begun, begun, 0, False, True, None, None, written]  # fmt: skip
+    slot = written % _SIZE
+    if not _slots[slot][_ENDED]:
+        ring.keep(_slots[slot])
+    _slots[slot] = entry
+    return entry
 
 
 def _one(tensors: Any) -> Any:

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from hpccoll import environment
+from hpccoll.recorder import sites
 from hpccoll.torch_backend import torch_internals
+
+sites.add_inside(torch.__file__)
 
 
 def register(prefer: bool = False) -> None:

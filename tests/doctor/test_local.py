@@ -173,3 +173,21 @@ def test_versions_import_nothing() -> None:
     assert found["MPI"] == "some MPI"
     assert set(found) == {"Python", "hpccoll", "MPI", "mpi4py", "numpy", "torch"}
     assert found["numpy"] != "none"
+
+
+def test_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: name)  # whether or not torch is here
+
+    def finding(cuda_aware: bool | None, **environ: str) -> local.Finding:
+        return local.check_cuda(place(tmp_path, dev=tmp_path, environ=environ, cuda_aware=cuda_aware))
+
+    assert (finding(None).level, finding(None).result) == (OK, "no NVIDIA device here")
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    assert (finding(None).level, "2 devices" in finding(None).result) == (NOTE, True)
+    assert "not known" in finding(None).result
+    assert "without CUDA support" in finding(False).result
+    assert "says that it is CUDA-aware" in finding(True, CUDA_VISIBLE_DEVICES="0").result
+    assert finding(True, HPCCOLL_CUDA_AWARE="1").level == OK
+    refused = finding(False, HPCCOLL_CUDA_AWARE="1")
+    assert (refused.level, refused.fix.startswith("unset HPCCOLL_CUDA_AWARE")) == (ERROR, True)

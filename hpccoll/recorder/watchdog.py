@@ -1,0 +1,189 @@
+"""The watchdog: a thread that looks whether an operation is over its limit, and listens to signals and other ranks.
+
+It makes no MPI call and waits for nothing without a limit. What it needs is the GIL, which hpccoll, mpi4py and torch
+let go of while they are inside MPI.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import select
+import sys
+import threading
+from typing import Any
+
+from hpccoll.recorder import dump, limits, ring, seam, settings, signals
+from hpccoll.recorder.job import Job, known
+from hpccoll.recorder.peers import Peers
+
+__all__ = ["over_limit", "start"]
+
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
+# Longer between two looks than was asked for: the process was stopped, or could not run. That is nobody's limit.
+_STALL_S = 2.0
+_END_LIMIT_S = 15.0
+
+_started_in = 0
+_wake: tuple[int, int] = (-1, -1)
+_stalls: list[tuple[int, int]] = []
+_standing_by = False
+
+
+def start() -> None:
+    """Start the thread if it does not run; else have it look at once."""
+    global _started_in, _wake
+    job = known()
+    if job is None or not ring.RECORDING:
+        return
+    if _started_in == os.getpid():
+        with contextlib.suppress(BlockingIOError):  # it has not even read what woke it before
+            os.write(_wake[1], b"\0")
+        return
+    _started_in = os.getpid()
+    _wake = os.pipe()
+    for end in _wake:
+        os.set_blocking(end, False)
+    signals.listen(_wake[1])
+    threading.Thread(target=_watch, name="hpccoll watchdog", daemon=True).start()
+
+
+def _watch() -> None:
+    dump.hidden_threads.add(threading.get_ident())
+    peers: Peers | None = None
+    while (job := known()) is not None:
+        limit_s = min(limits.in_force(), default=None)
+        look_s = _LONGEST_LOOK_S if peers is not None else None
+        if limit_s is not None:
+            look_s = min(max(limit_s / 10, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
+        _stand_by(limit_s)
+        before = ring.now_ns()
+        received = _wait(look_s)
+        _note_stall(before, look_s)
+        signals.act(received)
+        if limit_s is not None and (peers is None or peers.job is not job):
+            peers = Peers(job)
+        if peers is None:
+            continue
+        entry = _first_over_limit()
+        if entry is not None:
+            _end(job, peers, *entry)
+        asked_by = peers.asked()
+        if asked_by:
+            _answer(asked_by)
+
+
+def _wait(timeout_s: float | None) -> bytes:
+    ready, _, _ = select.select([_wake[0]], [], [], timeout_s)
+    return os.read(_wake[0], 4096) if ready else b""
+
+
+def _stand_by(limit_s: float | None) -> None:
+    """Where C code keeps the GIL this thread cannot run either. Then the stacks alone go to standard error."""
+    global _standing_by
+    if limit_s is not None:
+        faulthandler.dump_traceback_later(limit_s + _STALL_S, file=2)
+    elif _standing_by:  # only then: the timer may be the user's
+        faulthandler.cancel_dump_traceback_later()
+    _standing_by = limit_s is not None
+
+
+def _note_stall(before_ns: int, look_s: float | None) -> None:
+    now_ns = ring.now_ns()
+    if look_s is not None and now_ns - before_ns > (look_s + _STALL_S) * 1e9:
+        _stalls.append((now_ns, now_ns - before_ns))
+        del _stalls[:-100]
+
+
+def _elapsed_s(since_ns: int) -> float:
+    """How long ago that was, without the time in which this process could not run."""
+    stalled = sum(length for when, length in _stalls if when - length >= since_ns)
+    return (ring.now_ns() - since_ns - stalled) / 1e9
+
+
+def _first_over_limit() -> tuple[list[Any], float, float] | None:
+    """The operation that is over its limit for longest, the time that it has taken, and the limit."""
+    worst = None
+    for entry in ring.open_entries():
+        since_ns, limit_s = _measure(entry)
+        if not since_ns or limit_s is None:
+            continue
+        took_s = _elapsed_s(since_ns)
+        if took_s > limit_s and (worst is None or took_s - limit_s > worst[1] - worst[2]):
+            worst = entry, took_s, limit_s
+    return worst
+
+
+def _measure(entry: list[Any]) -> tuple[int, float | None]:
+    if entry[ring.BLOCKING]:
+        return entry[ring.STARTED] or entry[ring.ISSUED], limits.of_thread(entry[ring.THREAD])
+    if entry[ring.KIND] is ring.MESSAGE:
+        # One that nobody waits for may stay open for as long as it likes: a receive that is posted ahead.
+        return entry[ring.WAITING] or (0, None)
+    return entry[ring.STARTED], entry[ring.LIMIT_S]
+
+
+def over_limit(entry: list[Any], took_s: float, limit_s: float) -> str:
+    """The sentence about an operation that takes too long."""
+    job = known()
+    place = "" if job is None else f"rank {job.rank} of {job.size}: "
+    site, function = seam.site(entry)
+    method = entry[ring.LOG].names.get(entry[ring.METHOD], entry[ring.METHOD])
+    number = f"number {entry[ring.SEQ]} of" if entry[ring.KIND] is ring.COLLECTIVE else "on"
+    if entry[ring.METHOD] == ring.ENDING:
+        return f"{place}has come to its end and waited {took_s:.1f} s for the others (limit {limit_s:g} s)"
+    return (
+        f"{place}{method} ({number} {entry[ring.LOG].id}) at {site} in {function} is not complete after {took_s:.1f} s "
+        f"(limit {limit_s:g} s)"
+    )
+
+
+def _end(job: Job, peers: Peers, entry: list[Any], took_s: float, limit_s: float) -> None:
+    last_resort = threading.Timer(
+        _END_LIMIT_S, os._exit, [settings.EXIT_STATUS]
+    )  # a file system may hang as well
+    last_resort.daemon = True
+    last_resort.start()
+    _stand_by(None)
+    message = over_limit(entry, took_s, limit_s)
+    reason = "exit" if entry[ring.METHOD] == ring.ENDING else "timeout"
+    directory = dump.write(reason, message, settings.EXIT_STATUS)
+    where = f"recorder and stacks are in {job.directory}: python -m hpccoll.diagnose {job.directory}"
+    dump.say(
+        f"hpccoll: {message}; " + (where if directory or reason == "exit" else "no dump could be written")
+    )
+    peers.ask(reason, message)
+    peers.await_dumps()
+    flush()
+    os._exit(settings.EXIT_STATUS)
+
+
+def _answer(asked_by: str) -> None:
+    ending = [entry for entry in ring.open_entries() if entry[ring.METHOD] == ring.ENDING]
+    if ending:
+        dump.write("exit", f"has come to its end; {asked_by}")
+    else:
+        dump.write("peer", asked_by)
+
+
+def flush(limit_s: float = 0.5) -> None:
+    """Flush Python's streams; another thread may hold them for ever."""
+
+    def both() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):
+                pass
+
+    helper = threading.Thread(target=both, daemon=True)
+    helper.start()
+    helper.join(limit_s)
+
+
+@atexit.register
+def _stop_standing_by() -> None:
+    if _standing_by:
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,29 @@
+"""Two ranks of torch.distributed, of which rank 1 does not come to the last all_reduce."""
+
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import hpccoll.torch_backend  # noqa: F401
+
+limit = {"timeout": timedelta(seconds=1.5)} if sys.argv[1] == "own" else {}
+dist.init_process_group("mpi", **limit)
+x = torch.ones(8)
+dist.all_reduce(x)
+group = dist.new_group([0, 1])
+dist.broadcast(x, 0, group=group)
+
+
+def step() -> None:
+    if sys.argv[1] == "async":
+        dist.all_reduce(x, async_op=True).wait()
+    else:
+        dist.all_reduce(x)
+
+
+if dist.get_rank() == 0:
+    step()
+time.sleep(60)

@@ -1,0 +1,235 @@
+"""Jobs that hang, fail or are signalled: what they leave behind, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Mpirun
+
+JOBS = Path(__file__).parent / "jobs"
+LIMIT = {"HPCCOLL_TIMEOUT_S": "1.5"}
+EXIT_STATUS = 76
+
+
+def dumps_in(directory: Path) -> dict[int, dict[str, Any]]:
+    return {
+        dump["rank"]: dump for path in directory.glob("rank*.json") for dump in [json.loads(path.read_text())]
+    }
+
+
+class Job:
+    """A run of ``jobs/broken.py`` and what it has left."""
+
+    def __init__(self, mpirun: Mpirun, tmp_path: Path, *args: str, program: str = "broken.py", **env: str):
+        directory = tmp_path / "dumps"
+        self.done = mpirun(
+            2,
+            JOBS / program,
+            *args,
+            env={"HPCCOLL_DUMP_DIR": str(directory), **env},
+            check=False,
+            cwd=tmp_path,
+            timeout_s=50,
+        )
+        self.status, self.stdout, self.stderr = self.done.returncode, self.done.stdout, self.done.stderr
+        self.dumps = dumps_in(directory)
+        self.reasons = {rank: dump["reason"] for rank, dump in sorted(self.dumps.items())}
+        self.left = sorted(path.name for path in tmp_path.iterdir())
+
+    def last(self, rank: int) -> dict[str, Any]:
+        return self.dumps[rank]["operations"][-1]  # type: ignore[no-any-return]
+
+
+def test_an_infinite_loop_on_one_rank(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = Job(mpirun, tmp_path, "loop", **LIMIT)
+    assert job.status == EXIT_STATUS, job.stderr
+    assert job.reasons == {0: "timeout", 1: "peer"}
+    last = job.last(0)
+    assert (last["comm"], last["seq"], last["method"], last["state"]) == ("world", 4, "barrier", "running")
+    assert last["function"] == "loop"
+    assert last["site"].startswith(str(JOBS / "broken.py:"))
+    assert job.last(1)["seq"] == 3
+    assert job.dumps[0]["exit_status"] == EXIT_STATUS
+    assert job.dumps[1]["exit_status"] is None
+    assert {dump["run"] for dump in job.dumps.values()} == {job.dumps[0]["run"]}
+    main = next(stack for stack in job.dumps[1]["stacks"] if stack["thread"] == "MainThread")
+    assert main["frames"][-1]["function"] == "loop"
+    assert not any("watchdog" in stack["thread"] for stack in job.dumps[1]["stacks"])
+    [world] = [each for each in job.dumps[0]["communicators"] if each["id"] == "world"]
+    assert (world["ranks"], world["issued"], world["completed"]) == ("0-1", 4, 3)
+    [line] = [line for line in job.stderr.splitlines() if line.startswith("hpccoll: ")]
+    for part in ("rank 0 of 2", "barrier", "broken.py:", "1.5 s", f"hpccoll.diagnose {tmp_path / 'dumps'}"):
+        assert part in line
+
+
+def test_a_rank_that_has_come_to_its_end(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = Job(mpirun, tmp_path, "early", **LIMIT)
+    assert job.status == EXIT_STATUS, job.stderr
+    assert job.reasons == {0: "timeout", 1: "exit"}
+    assert (
+        job.dumps[1]["operations"][-1]["method"] == "allreduce"
+    )  # waiting at the end is none of the program's
+    assert [each["id"] for each in job.dumps[1]["communicators"]] == ["world"]
+
+
+@pytest.mark.parametrize("what", ["raises", "thread_raises"])
+def test_an_exception(mpirun: Mpirun, tmp_path: Path, what: str) -> None:
+    job = Job(mpirun, tmp_path, what, **LIMIT)
+    assert job.status == EXIT_STATUS, job.stderr
+    assert job.reasons == {0: "timeout", 1: "exception"}
+    assert job.dumps[1]["message"] in ("ValueError: of rank 1", "KeyError: 'in a thread'")
+    assert "Traceback" in job.dumps[1]["exception"]
+    assert job.dumps[1]["message"].partition(":")[0] in job.stderr  # Python's own report stays
+
+
+def test_an_exception_that_ends_the_job(mpirun: Mpirun, tmp_path: Path) -> None:
+    """Together with abort_on_exception, whose hooks take the place of all others."""
+    program = (
+        "import hpccoll as hc; comm = hc.world(); hc.abort_on_exception(); comm.barrier()\n"
+        "if comm.rank: 1/0\n"
+        "comm.barrier()"
+    )
+    directory = tmp_path / "dumps"
+    done = mpirun(2, "-c", program, env={"HPCCOLL_DUMP_DIR": str(directory)}, check=False)
+    assert done.returncode not in (0, EXIT_STATUS), done.stderr
+    dump = dumps_in(directory)[1]
+    assert (dump["reason"], dump["message"]) == ("exception", "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("what", ["pending", "awaited", "inner"])
+def test_a_limit_for_a_part_of_the_program(mpirun: Mpirun, tmp_path: Path, what: str) -> None:
+    job = Job(mpirun, tmp_path, what)
+    assert job.status == EXIT_STATUS, job.stderr
+    assert job.reasons[0] == "timeout"
+    last = job.last(0) if what != "awaited" else job.dumps[0]["operations"][3]
+    assert last["state"] == "running"
+    assert last["method"] == {"pending": "broadcast", "awaited": "recv", "inner": "barrier"}[what]
+    assert last["blocking"] == (what == "inner")
+    assert job.stdout.count("not yet") == (2 if what == "awaited" else 0)
+
+
+def test_nothing_is_over_its_limit(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = Job(mpirun, tmp_path, "clean", **LIMIT)
+    assert (job.status, job.left, job.stderr) == (0, [], "")
+
+
+def test_processes_that_were_stopped(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = Job(mpirun, tmp_path, "stopped", HPCCOLL_TIMEOUT_S="4")
+    assert job.status == 0, job.stderr
+    assert job.stdout.count("through") == 2
+    assert job.left == []
+
+
+def test_c_code_that_keeps_the_gil(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = Job(mpirun, tmp_path, "holds_gil", **LIMIT)
+    assert job.status == EXIT_STATUS, job.stderr
+    assert job.reasons[0] == "timeout"
+    assert "in holds_gil" in job.stderr
+
+
+@pytest.mark.parametrize("chained", [(), ("chained",)], ids=["ours", "the user's"])
+def test_sigusr1(mpirun: Mpirun, tmp_path: Path, chained: tuple[str, ...]) -> None:
+    job = Job(mpirun, tmp_path, "usr1", *chained)
+    assert job.status == 0, job.stderr
+    assert job.stdout.count("went on") == 2
+    assert job.stdout.count("my own handler") == len(chained)
+    assert job.reasons == ({} if chained else {0: "signal"})
+    if not chained:
+        assert job.last(0)["state"] == "running"  # while the main thread was in MPI
+
+
+def test_sigterm(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = Job(mpirun, tmp_path, "term")
+    assert job.status not in (0, EXIT_STATUS)
+    assert job.reasons[0] == "terminated"
+    assert job.dumps[0]["exit_status"] == 143
+
+
+def test_a_forked_child(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = Job(mpirun, tmp_path, "forked", **LIMIT)
+    assert job.status == 0, job.stderr
+    assert job.stdout.count("through") == 2
+    assert job.left == []
+
+
+@pytest.mark.parametrize("way", ["plain", "async", "own"])
+def test_torch(mpirun: Mpirun, tmp_path: Path, way: str) -> None:
+    pytest.importorskip("torch")
+    job = Job(mpirun, tmp_path, way, program="torch_broken.py", **({} if way == "own" else LIMIT))
+    assert job.status == (1 if way == "own" else EXIT_STATUS), job.stderr
+    assert job.reasons[0] == "timeout"
+    last = job.last(0)
+    assert (last["comm"], last["seq"], last["method"]) == ("torch:0", 2, "allreduce")
+    assert (last["called_as"], last["op"], last["count"], last["dtype"]) == (
+        "all_reduce",
+        "sum",
+        8,
+        "float32",
+    )
+    assert last["function"] == "step"
+    assert last["site"].startswith(str(JOBS / "torch_broken.py:"))
+    if way == "own":
+        assert "DistBackendError" in job.dumps[0]["exception"]
+    else:
+        assert job.reasons[1] == "peer"
+    made = [each for each in job.dumps[0]["operations"] if each["comm"] == "torch:1"]
+    assert [each["method"] for each in made] == ["broadcast"]
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ({"HPCCOLL_RECORDER": "many"}, "HPCCOLL_RECORDER must be the number of operations"),
+        ({"HPCCOLL_TIMEOUT_S": "-1"}, "HPCCOLL_TIMEOUT_S must be a number of seconds above 0, got '-1'"),
+        ({"HPCCOLL_TIMEOUT_S": "5", "HPCCOLL_RECORDER": "0"}, "HPCCOLL_TIMEOUT_S needs the flight recorder"),
+    ],
+)
+def test_a_wrong_variable(env: dict[str, str], text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import hpccoll; hpccoll.world()"],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "ArgumentError" in done.stderr.splitlines()[-1]
+    assert text in done.stderr.splitlines()[-1]
+
+
+def test_a_plain_script_writes_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import hpccoll; hpccoll.world().barrier(); 1/0"],
+        env={**os.environ, **LIMIT},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_recorder_off(tmp_path: Path) -> None:
+    """The methods are the functions themselves, and nothing is watched or caught."""
+    program = (
+        "import signal, hpccoll as hc; comm = hc.world(); comm.barrier()\n"
+        "assert not hasattr(hc.Comm.allreduce, '__wrapped__')\n"
+        "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
+        "try: hc.timeout(5).__enter__()\n"
+        "except hc.ArgumentError as error: assert 'HPCCOLL_RECORDER' in str(error)\n"
+        "else: raise AssertionError\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "HPCCOLL_RECORDER": "0"},
+        cwd=tmp_path,
+        timeout=60,
+        check=True,
+    )
