@@ -118,12 +118,13 @@ def run_job(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that may start mpirun; the test fails as with `mpirun`. `statuses` None: any will do."""
     mark = uuid.uuid4().hex
-    full_env = {**env, _JOB_MARK: mark}
     # Files and not pipes: a process that outlives mpirun would keep a pipe open.
     with (
         tempfile.TemporaryFile("w+", errors="replace") as out,
         tempfile.TemporaryFile("w+", errors="replace") as err,
+        tempfile.TemporaryDirectory() as dumps,
     ):
+        full_env = {"HPCCOLL_DUMP_DIR": dumps, **env, _JOB_MARK: mark}
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

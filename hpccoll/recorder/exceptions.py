@@ -52,4 +52,6 @@ def note(error: BaseException | None) -> None:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     message = " ".join(f"{type(error).__name__}: {error}".split())
     reason, message = getattr(error, "_hpccoll_reason", ("exception", message))
-    dump.write(reason, message, exception=text)
+    directory = dump.write(reason, message, exception=text)
+    if directory is not None:
+        dump.say(f"hpccoll: rank {job.rank} of {job.size}: {reason}: recorder and stacks are in {directory}")

@@ -94,9 +94,13 @@ def act(received: bytes) -> None:
 
 def _terminate() -> None:
     """Dump if that is quick, and die of the signal as if nobody had caught it."""
-    helper = threading.Thread(
-        target=dump.write, args=("terminated", "ended by SIGTERM", 128 + signal.SIGTERM), daemon=True
-    )
+
+    def write() -> None:
+        job, directory = known(), dump.write("terminated", "ended by SIGTERM", 128 + signal.SIGTERM)
+        if job is not None and job.rank == 0 and directory is not None:  # the others say the same
+            dump.say(f"hpccoll: ended by SIGTERM: recorders and stacks are in {directory}")
+
+    helper = threading.Thread(target=write, daemon=True)
     helper.start()
     helper.join(_DUMP_LIMIT_S)
     _default(signal.SIGTERM)
