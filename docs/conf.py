@@ -61,7 +61,9 @@ class PagesAreOpened(SphinxPostTransform):
                 node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=False))
 
 
-def one_name_a_line(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+def one_name_a_line(
+    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
     """Of attributes that share a description napoleon understands the last alone."""
     for index, line in reversed(list(enumerate(lines))):
         if found := re.fullmatch(r"(\w+(?:, \w+)+) : (.*)", line):
