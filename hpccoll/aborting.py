@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from hpccoll.environment import detect, hostname, is_first_rank
 from hpccoll.errors import LaunchError
 from hpccoll.recorder import exceptions
+from hpccoll.recorder.ending import watched
 
 __all__ = ["abort_on_exception", "run_program"]
 
@@ -114,7 +115,8 @@ def _status_of(request: SystemExit) -> int:
 def _leave(status: int) -> NoReturn:
     world = _active_world()
     if world is not None:
-        agreed = agree_on_status(world, status)
+        with watched():
+            agreed = agree_on_status(world, status)
         if agreed is None:
             _abort(status)
         status = agreed

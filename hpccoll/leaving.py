@@ -7,15 +7,14 @@ thread runs any more: nothing could be dumped, and the report could not name it.
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterator
 
 from mpi4py import MPI
 
 from hpccoll import aborting
-from hpccoll.recorder import job, ring, seam
+from hpccoll.recorder import job
+from hpccoll.recorder.ending import watched
 
-__all__ = ["meet", "watched"]
+__all__ = ["meet"]
 
 _TAG = 32714  # on COMM_WORLD; aborting.py has another
 
@@ -27,19 +26,3 @@ def meet() -> None:
         return
     with watched(), contextlib.suppress(MPI.Exception):
         aborting.agree_on_status(MPI.COMM_WORLD, 0, _TAG)
-
-
-@contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """Let the watchdog time the waiting inside, under the name of the end."""
-    known = job.known()
-    if known is None or not seam.ACTIVE:
-        yield
-        return
-    log = ring.Log(ring.ENDING, ring.ENDING, known.rank, range(known.size))
-    entry = ring.issue(log, ring.COLLECTIVE, ring.ENDING, None, None, sys._getframe(0), True, None)
-    ring.start(entry)
-    try:
-        yield
-    finally:
-        ring.finish(entry)

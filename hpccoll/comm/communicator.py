@@ -21,7 +21,7 @@ from hpccoll.comm.messaging import Messaging
 from hpccoll.comm.moving import Moving
 from hpccoll.comm.reducing import Reducing
 from hpccoll.errors import ArgumentError, CommunicatorError
-from hpccoll.recorder import duty, job, ring
+from hpccoll.recorder import duty, job, ring, seam
 from hpccoll.recorder.seam import collective
 from hpccoll.work import finish_pending
 
@@ -160,7 +160,10 @@ def world() -> Comm:
         if MPI.Is_finalized():
             raise CommunicatorError("MPI has been finalised; hpccoll needs it until the end of the program")
         gate.check_world(MPI.COMM_WORLD)
-        duplicate = MPI.COMM_WORLD.Dup()
+        if job.known() is None:
+            identity.introduce(job.proposal_of_launcher())  # for the case that somebody does not come
+        log = ring.Log("MPI_COMM_WORLD", "MPI_COMM_WORLD", MPI.COMM_WORLD.rank, range(MPI.COMM_WORLD.size))
+        duplicate = seam.recorded(log, "world", MPI.COMM_WORLD.Dup)()
         duplicate.Set_name("hpccoll world")
         identity.introduce(duplicate.bcast(job.proposal() if duplicate.rank == 0 else None))
         _world = Comm(duplicate, identity.of_world(duplicate))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import linecache
 import math
+import operator
 import os
 import socket
 import sys
@@ -231,15 +232,17 @@ def _operation(entry: list[Any], number: int, offset_ns: int, names: dict[int | 
     }
     if method in log.names:
         operation["called_as"] = log.names[method]
-    return {key: value if _is_plain(value) else str(value) for key, value in operation.items()}
+    return {key: _plain(value) for key, value in operation.items()}
 
 
-def _is_plain(value: Any) -> bool:
-    return (
-        value is None
-        or isinstance(value, (bool, int, str, list))
-        or (isinstance(value, float) and math.isfinite(value))
-    )
+def _plain(value: Any) -> Any:
+    """A value that JSON has: what stands for an integer as one, what else there may be as text."""
+    if value is None or isinstance(value, (bool, int, float, str, list)):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return str(value)
 
 
 def _size(dtype: Any, shape: Any) -> tuple[str | None, int | None, int | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from hpccoll.aside import write_aside
 from hpccoll.recorder.dump import file_of
@@ -19,6 +20,7 @@ REQUEST = "dump.request"
 
 _GRACE_S = 3.0
 _PAUSE_S = 0.1
+_FRESH_S = 5.0
 _RANKS_PER_SECOND = 2000
 """How many ranks may look at the directory in a second, together: it is often on a file system that many share."""
 
@@ -40,7 +42,10 @@ class Peers:
         return status.st_mtime_ns, status.st_ino
 
     def ask(self, reason: str, message: str) -> None:
-        """Ask the other ranks for their dumps."""
+        """Ask the other ranks for their dumps, unless one of them has just done so."""
+        if self._is_fresh():
+            self._seen = self._mark()
+            return
         request = {
             "run": self.job.run,
             "rank": self.job.rank,
@@ -56,6 +61,22 @@ class Peers:
             pass  # the dump has said so
         self._seen = self._mark()
 
+    def _is_fresh(self) -> bool:
+        request = self._read()
+        return request is not None and 0 <= time.time() - request["time_s"] < _FRESH_S
+
+    def _read(self) -> dict[str, Any] | None:
+        """The request of a rank of this run."""
+        try:
+            request = json.loads(self._request.read_text(encoding="utf-8"))
+            return (
+                request
+                if request["run"] == self.job.run and {"rank", "message", "time_s"} <= set(request)
+                else None
+            )
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
     def asked(self) -> str | None:
         """What another rank asks for a dump with; None if none has asked since the last time."""
         now = time.monotonic()
@@ -66,13 +87,8 @@ class Peers:
         if mark is None or mark == self._seen:
             return None
         self._seen = mark
-        try:
-            request = json.loads(self._request.read_text(encoding="utf-8"))
-            if request["run"] == self.job.run and request["rank"] != self.job.rank:
-                return str(request["message"])
-        except (OSError, ValueError, TypeError, KeyError):
-            pass
-        return None
+        request = self._read()
+        return None if request is None or request["rank"] == self.job.rank else str(request["message"])
 
     def await_dumps(self) -> None:
         """Wait until every rank has written its dump, but not for long."""

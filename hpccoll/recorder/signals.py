@@ -6,6 +6,7 @@ to a pipe at once (``signal.set_wakeup_fd``), and the watchdog reads that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -68,7 +69,8 @@ def _write_to(wake: int) -> bool:
 
 def _handle(number: int, frame: FrameType | None) -> None:
     if not _write_to(_wake):  # the pipe has not got it
-        os.write(_wake, bytes([number]))
+        with contextlib.suppress(BlockingIOError):
+            os.write(_wake, bytes([number]))
     previous = _previous.get(number)
     if previous is not None:
         previous(number, frame)

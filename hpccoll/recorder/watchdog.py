@@ -13,6 +13,8 @@ import os
 import select
 import sys
 import threading
+import time
+import traceback
 from typing import Any
 
 from hpccoll.recorder import dump, limits, ring, seam, settings, signals
@@ -54,25 +56,34 @@ def _watch() -> None:
     dump.hidden_threads.add(threading.get_ident())
     peers: Peers | None = None
     while (job := known()) is not None:
-        limit_s = min(limits.in_force(), default=None)
-        look_s = _LONGEST_LOOK_S if peers is not None else None
-        if limit_s is not None:
-            look_s = min(max(limit_s / 10, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
-        _stand_by(limit_s)
-        before = ring.now_ns()
-        received = _wait(look_s)
-        _note_stall(before, look_s)
-        signals.act(received)
-        if limit_s is not None and (peers is None or peers.job is not job):
-            peers = Peers(job)
-        if peers is None:
-            continue
-        entry = _first_over_limit()
-        if entry is not None:
-            _end(job, peers, *entry)
-        asked_by = peers.asked()
-        if asked_by:
-            _answer(asked_by)
+        try:
+            peers = _look(job, peers)
+        except Exception:  # it must neither end nor end the job by a fault of its own
+            dump.say("hpccoll: the watchdog goes on after a fault of its own:\n" + traceback.format_exc())
+            time.sleep(1.0)
+
+
+def _look(job: Job, peers: Peers | None) -> Peers | None:
+    limit_s = min(limits.in_force(), default=None)
+    look_s = _LONGEST_LOOK_S if peers is not None else None
+    if limit_s is not None:
+        look_s = min(max(limit_s / 10, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
+    _stand_by(limit_s)
+    before = ring.now_ns()
+    received = _wait(look_s)
+    _note_stall(before, look_s)
+    signals.act(received)
+    if limit_s is not None and (peers is None or peers.job is not job):
+        peers = Peers(job)
+    if peers is None:
+        return None
+    entry = _first_over_limit()
+    if entry is not None:
+        _end(job, peers, *entry)
+    asked_by = peers.asked()
+    if asked_by:
+        _answer(asked_by)
+    return peers
 
 
 def _wait(timeout_s: float | None) -> bytes:
@@ -93,13 +104,13 @@ def _stand_by(limit_s: float | None) -> None:
 def _note_stall(before_ns: int, look_s: float | None) -> None:
     now_ns = ring.now_ns()
     if look_s is not None and now_ns - before_ns > (look_s + _STALL_S) * 1e9:
-        _stalls.append((now_ns, now_ns - before_ns))
+        _stalls.append((before_ns, now_ns))
         del _stalls[:-100]
 
 
 def _elapsed_s(since_ns: int) -> float:
     """How long ago that was, without the time in which this process could not run."""
-    stalled = sum(length for when, length in _stalls if when - length >= since_ns)
+    stalled = sum(max(0, until - max(since_ns, begun)) for begun, until in _stalls)
     return (ring.now_ns() - since_ns - stalled) / 1e9
 
 

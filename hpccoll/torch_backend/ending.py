@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 import hpccoll
-from hpccoll import leaving
+from hpccoll.recorder.ending import watched
 
 _LEAST_GRACE_S = 5.0
 _meeting: Any = None
@@ -50,7 +50,7 @@ def _leave() -> None:
 
     if MPI.Is_finalized() or os.getpid() != _process:
         return
-    with leaving.watched():
+    with watched():
         _meet(MPI)
 
 

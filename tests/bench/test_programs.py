@@ -189,14 +189,3 @@ def test_overhead(mpirun: Mpirun) -> None:
         assert item["time_us"] > 0
         if item["engine"] == "mpi4py":
             assert (item["extra_us"], item["ratio"]) == (0.0, 1.0)
-
-
-def test_overhead_of_the_recorder(mpirun: Mpirun) -> None:
-    line = "-m hpccoll.overhead --recorder --sizes 8 --rounds 2 --collectives allreduce barrier --json -"
-    found = json.loads(mpirun(2, *line.split(), timeout_s=120).stdout)["rows"]
-    engines = {item["engine"] for item in found}
-    assert engines >= {"numpy, off", "numpy"}
-    for item in found:
-        assert item["time_us"] > 0
-        if item["engine"] == "numpy, off":
-            assert (item["extra_us"], item["ratio"]) == (0.0, 1.0)

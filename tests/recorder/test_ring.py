@@ -36,7 +36,9 @@ def run(tmp_path: Path, program: str, **env: str) -> Any:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((tmp_path / "rank000000.json").read_text())
+    dump = json.loads((tmp_path / "rank000000.json").read_text())
+    dump["operations"] = [each for each in dump["operations"] if each["comm"] != "MPI_COMM_WORLD"]
+    return dump
 
 
 def test_every_kind_of_operation(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ comm.send(x, dest=0, tag=3); posted.wait()
         ("barrier", 9, "done"),
         ("barrier", 10, "done"),
     ]
-    assert dump["dropped"] == 6
+    assert dump["dropped"] == 7
 
 
 def test_a_buffer_is_not_kept_alive(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Two ranks of torch.distributed, of which rank 1 does not come to the last all_reduce."""
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -9,6 +10,8 @@ import torch.distributed as dist
 
 import hpccoll.torch_backend  # noqa: F401
 
+if sys.argv[1] == "default":
+    torch.distributed.distributed_c10d.default_pg_timeout = timedelta(seconds=1.5)
 limit = {"timeout": timedelta(seconds=1.5)} if sys.argv[1] == "own" else {}
 dist.init_process_group("mpi", **limit)
 x = torch.ones(8)
@@ -25,5 +28,9 @@ def step() -> None:
 
 
 if dist.get_rank() == 0:
-    step()
+    try:
+        step()
+    except dist.DistBackendError:
+        sys.stdout.write(f"dumped {os.listdir(os.environ['HPCCOLL_DUMP_DIR'])}\n")
+        raise
 time.sleep(60)
