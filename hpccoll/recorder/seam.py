@@ -23,7 +23,7 @@ from hpccoll.recorder.ring import COLLECTIVE, ENDED, MESSAGE, current
 
 __all__ = ["ACTIVE", "OPTIONS", "carry", "collective", "failed", "message", "recorded", "site", "take"]
 
-ACTIVE = ring.RECORDING or settings.checks()
+ACTIVE = ring.RECORDING or bool(settings.check_mode())
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
