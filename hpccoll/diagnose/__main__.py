@@ -20,8 +20,8 @@ _USAGE, _NOTHING_TO_READ = 2, 3
 _MOST_GROUPS = 30
 _NO_DUMPS = """\
   Dumps are written when an operation is over its limit (HPCCOLL_TIMEOUT_S, hpccoll.timeout), on SIGUSR1, on SIGTERM and
-  after an uncaught exception. MPICH's mpirun kills all ranks with SIGKILL when one of them was, so nobody can write
-  anything; start the job with python -m hpccoll.launch, which says whose death came first."""
+  after an uncaught exception. When a rank is killed, mpirun may end the others before they can write anything;
+  start the job with python -m hpccoll.launch, which says whose death came first."""
 
 
 def _parser() -> argparse.ArgumentParser:
