@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import Mpirun
+from mpi_plugin import need
 
 ULFM = ("--with-ft", "ulfm")
 # Every rank that lives ends with one line of JSON.
@@ -173,6 +174,27 @@ def main(argv):
 run_program(main)
 """
     assert len(survivors(mpirun, code)) == 3
+
+
+def test_a_process_group_of_torch(mpirun: Mpirun) -> None:
+    """Its operations raise, and the end of the others, who meet there, goes without a word about it."""
+    need("torch")
+    code = """
+import torch.distributed as dist, torch, hpccoll.torch_backend
+dist.init_process_group("hpccoll", init_method="mpi://")
+comm.agree(True)
+comm.rank == 1 and die()
+try:
+    dist.all_reduce(torch.ones(3))
+except hc.ProcessFailedError as error:
+    comm = comm.shrink()
+    tell(runtime=isinstance(error, RuntimeError), total=comm.allreduce(1))
+"""
+    done = mpirun(3, "-c", JOB.format(before="", meet=MEET) + code, options=ULFM)
+    assert sorted(done.stdout.splitlines()) == [
+        f'{{"runtime": true, "total": 2, "rank": {rank}}}' for rank in (0, 1)
+    ]
+    assert "Traceback" not in done.stderr
 
 
 def test_a_failure_that_nobody_catches_ends_the_job(mpirun: Mpirun) -> None:
