@@ -16,13 +16,17 @@ import typing as _typing
 from hpccoll._version import __version__
 
 if _typing.TYPE_CHECKING:
-    from hpccoll.aborting import abort_on_exception
+    from hpccoll.aborting import abort_on_exception, run_checked
     from hpccoll.comm import Comm, world
     from hpccoll.errors import (
         ArgumentError,
+        CheckError,
         CommunicatorError,
         HpccollError,
         LaunchError,
+        MismatchError,
+        NotFiniteError,
+        ProcessFailedError,
         TransferError,
         UnsupportedError,
         VerificationError,
@@ -33,10 +37,14 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "ArgumentError",
+    "CheckError",
     "Comm",
     "CommunicatorError",
     "HpccollError",
     "LaunchError",
+    "MismatchError",
+    "NotFiniteError",
+    "ProcessFailedError",
     "TransferError",
     "UnsupportedError",
     "VerificationError",
@@ -44,22 +52,28 @@ __all__ = [
     "Work",
     "__version__",
     "abort_on_exception",
+    "run_checked",
     "timeout",
     "world",
 ]
 
 _MODULE_OF = {
     "ArgumentError": "hpccoll.errors",
+    "CheckError": "hpccoll.errors",
     "Comm": "hpccoll.comm",
     "CommunicatorError": "hpccoll.errors",
     "HpccollError": "hpccoll.errors",
+    "MismatchError": "hpccoll.errors",
+    "NotFiniteError": "hpccoll.errors",
     "LaunchError": "hpccoll.errors",
+    "ProcessFailedError": "hpccoll.errors",
     "TransferError": "hpccoll.errors",
     "UnsupportedError": "hpccoll.errors",
     "VerificationError": "hpccoll.errors",
     "WaitTimeout": "hpccoll.errors",
     "Work": "hpccoll.work",
     "abort_on_exception": "hpccoll.aborting",
+    "run_checked": "hpccoll.aborting",
     "timeout": "hpccoll.recorder.limits",
     "world": "hpccoll.comm",
 }

@@ -7,6 +7,7 @@ threads, nor while a non-daemon thread lives.)
 
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from hpccoll.errors import LaunchError
 from hpccoll.recorder import exceptions
 from hpccoll.recorder.ending import watched
 
-__all__ = ["abort_on_exception", "run_program"]
+__all__ = ["abort_on_exception", "run_checked", "run_program"]
 
 # How long a rank that ends with an error waits for the others to end too, before it takes them down.
 GRACE_S = 2.0
@@ -30,10 +31,15 @@ _DRAIN_S = 0.2
 # MPI_Abort has to reach the launcher; if it does not return by then, the process leaves without it.
 _ABORT_LIMIT_S = 5.0
 _INTERRUPTED = 130
+# How long MPI_Finalize may take once all ranks are at their end.
+_FINALIZE_LIMIT_S = float(os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "30"))
 # On COMM_WORLD, where hpccoll itself sends nothing else; every MPI has tags up to 32767.
 _TAG = 32713
 
 _installed = False
+_process = 0
+_exit_at_once = os._exit
+_all_are_here = False
 _once = threading.Lock()
 
 
@@ -43,21 +49,46 @@ def abort_on_exception() -> None:
     The traceback goes to standard error in one piece, headed by the rank and the host; then
     ``MPI_COMM_WORLD.Abort(1)`` ends every rank within seconds and gives the job a non-zero status. A
     ``KeyboardInterrupt`` ends it with status 130, ``sys.exit`` with a non-zero status on some ranks only with
-    that status (a bare ``raise SystemExit`` is not seen: Python has no hook for it). Where MPI has not been
-    started, or there is one rank, Python ends as usual, except that an exception in a thread ends the process
-    too.
+    that status (a bare ``raise SystemExit`` is not seen: Python has no hook for it; `run_checked` sees it), and
+    ``os._exit(0)`` on some ranks only with status 1. Where MPI has not been started, or there is one rank, Python
+    ends as usual, except that an exception in a thread ends the process too.
 
     Call it once, on every rank, as early as the program can; further calls do nothing. It starts no MPI.
     Other exception hooks are replaced, except that none runs for the exceptions that end the job.
     """
-    global _installed
+    global _installed, _process
     if _installed:
         return
-    _installed = True
+    _installed, _process = True, os.getpid()
     sys.excepthook = _main_thread_hook
     threading.excepthook = _thread_hook
     sys.exit = _exit
+    os._exit = _leave_at_once
     atexit.register(_at_exit)
+
+
+def run_checked(main: Callable[..., Any], /, *args: Any, **options: Any) -> NoReturn:
+    """Run ``main(*args, **options)`` as one rank of a script and end the process: the whole job ends with it.
+
+    For the last line of a script, in place of ``main()``; ``python -m hpccoll.run script.py`` does the same for a
+    script as it is. Besides what `abort_on_exception` does: a ``raise SystemExit(3)`` counts; all ranks that come to
+    their end leave with the largest status of any of them; while ``HPCCOLL_TIMEOUT_S`` is set a rank waits no longer
+    than that for the others to come to theirs; and when all have come, MPI_Finalize may take
+    ``HPCCOLL_EXIT_TIMEOUT_S`` seconds (30), after which the process dies of SIGALRM and the launcher ends the job.
+
+    Parameters
+    ----------
+    main
+        What to run. An int that it returns (no bool) is the status of the process, anything else counts as 0.
+    *args, **options
+        Are passed on to it.
+    """
+
+    def status(_: Any) -> int:
+        result = main(*args, **options)
+        return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+    run_program(status)
 
 
 _NO_LIBRARY = (
@@ -117,8 +148,8 @@ def _leave(status: int) -> NoReturn:
     if world is not None:
         with watched():
             agreed = agree_on_status(world, status)
-        if agreed is None:
-            _abort(status)
+        if agreed is None or (agreed and _other_threads()):
+            _abort(status or agreed or 1)
         status = agreed
     elif status:
         launch = detect()
@@ -128,17 +159,19 @@ def _leave(status: int) -> NoReturn:
     raise SystemExit(status)
 
 
-def agree_on_status(world: Any, status: int, tag: int = _TAG) -> int | None:
+def agree_on_status(world: Any, status: int, tag: int = _TAG, grace_s: float | None = None) -> int | None:
     """Largest status of all ranks, once all are at their end; None if that does not happen soon enough.
 
-    A rank that has failed waits for GRACE_S, one that has succeeded for as long as it takes.
+    Without `grace_s`, a rank that has failed waits for GRACE_S, one that has succeeded for as long as it takes.
 
     In rounds of messages, since a rank that is stuck in a collective must not be taken for one that agrees:
     Open MPI makes communicators with non-blocking collectives on their parent, and those matched an Iallreduce.
     """
     from mpi4py import MPI
 
-    give_up = time.monotonic() + GRACE_S if status else float("inf")
+    if grace_s is None:
+        grace_s = GRACE_S if status else float("inf")
+    give_up = time.monotonic() + grace_s
     largest, distance = abs(status), 1
     while distance < world.size:
         outgoing, incoming = array("i", [largest]), array("i", [0])
@@ -147,14 +180,30 @@ def agree_on_status(world: Any, status: int, tag: int = _TAG) -> int | None:
             world.Isend([outgoing, 1, MPI.INT], (world.rank + distance) % world.size, tag),
         ]
         pause_s = 1e-5
-        while not MPI.Request.Testall(requests):
+        while requests := [request for request in requests if not _is_over(request)]:
             if time.monotonic() > give_up:
                 return None
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.02)
         largest = max(largest, incoming[0])
         distance *= 2
+    global _all_are_here
+    _all_are_here = True
     return largest
+
+
+def _is_over(request: Any) -> bool:
+    """Whether a message has come or gone, or never will, as its other end is dead in a job that survives that."""
+    from mpi4py import MPI
+
+    from hpccoll.failures import is_of_a_failure
+
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        if not is_of_a_failure(error):
+            raise
+        return True
 
 
 def _main_thread_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -282,6 +331,8 @@ class _Exit(SystemExit):
             sys._getframe(1)
         except ValueError:
             _final_status.append(self._status)
+            if _other_threads():
+                _meet_the_failed()  # Python would wait for them first
         return self._status
 
     @code.setter
@@ -296,7 +347,31 @@ def _exit(status: Any = None, /) -> NoReturn:
     raise _Exit(status)
 
 
+def _leave_at_once(status: int) -> NoReturn:
+    """In place of ``os._exit``: launchers end the job when it leaves with a status, but 0 some take for a good end.
+
+    MPICH's does, and kills the other ranks without a word.
+    """
+    if status == 0 and os.getpid() == _process:  # a forked child leaves this way as a rule
+        world = _active_world()
+        if world is not None and agree_on_status(world, 0, grace_s=GRACE_S) is None:
+            place = "".join(traceback.format_stack(sys._getframe(1)))
+            _flush()
+            text = f"{_where(world)}: os._exit(0) while other ranks go on, which ends the job:\n{place}"
+            _write_whole(text, ends_here=True)
+            _abort(1)
+    _exit_at_once(status)
+
+
 def _at_exit() -> None:
+    _meet_the_failed()
+    if _all_are_here and _active_world() is not None:
+        # MPI_Finalize comes after all Python, so that only the system can end it.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, _FINALIZE_LIMIT_S)
+
+
+def _meet_the_failed() -> None:
     """A rank that leaves with ``sys.exit(3)`` while the others go on would wait for them in MPI_Finalize.
 
     Only the failed ranks meet here: one that succeeded must not come to depend on what the others have

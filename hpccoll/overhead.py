@@ -46,6 +46,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--recorder", action="store_true", help="instead: what the flight recorder costs, on against off"
     )
+    parser.add_argument("--check", action="store_true", help="instead: what check mode costs, on against off")
     parser.add_argument("--json", metavar="FILE", help="also write the rows as JSON; - is standard output")
     return parser
 
@@ -64,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from hpccoll.bench.recording import run_recording
 
         return _guarded(lambda: run_recording(cases, options.sizes, options.rounds, options.json))
+    if options.check:
+        from hpccoll.bench.checked import run_checked_against_not
+
+        return _guarded(lambda: run_checked_against_not(cases, options.sizes, options.rounds, options.json))
     engines = ["mpi4py", "numpy", *(["torch"] if importlib.util.find_spec("torch") else [])]
     return _guarded(lambda: run_overhead(cases, options.sizes, engines, options.rounds, options.json))
 

@@ -22,7 +22,8 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll import leaving
-from hpccoll.errors import ArgumentError, CommunicatorError, TransferError, WaitTimeout
+from hpccoll.errors import ArgumentError, CommunicatorError, WaitTimeout
+from hpccoll.failures import transfer_error
 from hpccoll.recorder import limits, ring
 
 _EXIT_TIMEOUT_S = float(os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "30"))
@@ -261,8 +262,9 @@ class RequestWork(Work):
         Of a completed receive: who sent, with which tag, how many bytes.
     """
 
-    def __init__(self, method: str, requests: list[Any], finish: Callable[[Any], Any]):
+    def __init__(self, method: str, requests: list[Any], finish: Callable[[Any], Any], mpi: Any = None):
         super().__init__(method)
+        self._mpi = mpi
         self.source: int | None = None
         self.tag: int | None = None
         self.nbytes: int | None = None
@@ -308,7 +310,9 @@ class RequestWork(Work):
                 self.nbytes = statuses[0].Get_elements(MPI.BYTE)
             result = self._finish(statuses[0])  # type: ignore[misc]
         except MPI.Exception as raised:
-            error = TransferError(f"{self.method}: {raised}")
+            error = transfer_error(self.method, raised, self._mpi, statuses)
+            if any(request != MPI.REQUEST_NULL for request in self._requests):
+                _abandoned.append((self._requests, self._finish))  # MPI may still write into their buffers
         except Exception as raised:
             error = raised
         self._finish = None
@@ -343,4 +347,5 @@ def _note_end(entry: list[Any], error: BaseException | None) -> None:
 
 
 _pending: set[RequestWork] = set()
+_abandoned: list[Any] = []
 _REAP_FROM = 64

@@ -81,6 +81,7 @@ def _run(options: Options, comm: hc.Comm, signals: StopSignals) -> int:
     else:
         trainer = Trainer(options, comm, data)
         journal = Journal(options, comm)
+        signals.take()
         step = _resume(options, comm, trainer, journal, device)
         result = _train(options, comm, trainer, journal, signals, step)
         status = 0 if result["status"] == "ok" else SAVED

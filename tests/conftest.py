@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def find_mpirun() -> str:
 
 @pytest.fixture
 def mpirun() -> Mpirun:
-    """``mpirun(n, *args, env=None, timeout_s=60, check=True)`` runs ``mpirun -n N python ARGS``.
+    """``mpirun(n, *args, env=None, timeout_s=60, check=True, options=())`` runs ``mpirun -n N OPTIONS python ARGS``.
 
     Returns the CompletedProcess with `stdout` and `stderr` as text. The test fails when the time is over, when the
     status is not zero (unless ``check=False``) and when a process of the job outlives mpirun.
@@ -93,12 +93,19 @@ def run_mpi(
     timeout_s: float = 60.0,
     check: bool = True,
     cwd: str | os.PathLike[str] | None = None,
+    options: Sequence[str] = (),
+    prefix: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    command = [find_mpirun(), "-n", str(n), sys.executable, *map(os.fspath, args)]
-    statuses = (0,) if check else None
-    return run_job(
-        command, {**launch_environment(n), **(env or {})}, timeout_s=timeout_s, statuses=statuses, cwd=cwd
+    """What the fixture `mpirun` is; `prefix` is the environment of another MPI."""
+    launcher, python = (
+        (find_mpirun(), sys.executable) if prefix is None else (prefix / "bin/mpirun", prefix / "bin/python")
     )
+    command = [str(launcher), "-n", str(n), *options, str(python), *map(os.fspath, args)]
+    full_env = {**launch_environment(n), **(env or {})}
+    if prefix is not None:
+        full_env["PATH"] = os.pathsep.join((str(prefix / "bin"), full_env["PATH"]))
+    statuses = (0,) if check else None
+    return run_job(command, full_env, timeout_s=timeout_s, statuses=statuses, cwd=cwd)
 
 
 def run_job(

@@ -1,5 +1,6 @@
 """One rank fails, the job ends: soon, with its traceback and a non-zero status."""
 
+import os
 import re
 import subprocess
 import sys
@@ -40,6 +41,22 @@ run_program(main, ["-x"])
 """
 KEEP = "threading.Thread(target=time.sleep, args=(300,)).start()"  # a thread that outlives everything
 SOON_S = 25.0  # on a busy machine, the start of MPI included
+
+
+# What protects the script below is the launcher, or hpccoll; the others wait in a barrier that never comes.
+BOTH = ["ompi", "mpich"]
+
+
+def prefix_of(mpi: str) -> Path | None:
+    """The environment of MPICH, which tests/run.sh makes and names; None for that of this Python."""
+    prefix = os.environ.get("HPCCOLL_TEST_MPICH", "")
+    if mpi == "ompi":
+        return None
+    if prefix and os.access(Path(prefix, "bin", "mpirun"), os.X_OK):
+        return Path(prefix)
+    if os.environ.get("HPCCOLL_TEST_REQUIRE") == "1":
+        pytest.fail("HPCCOLL_TEST_MPICH names no environment with MPICH's mpirun")
+    return pytest.skip("HPCCOLL_TEST_MPICH names no environment with MPICH's mpirun")
 
 
 def user_script(rank_1: str, rank_all: str = "pass") -> str:
@@ -182,6 +199,154 @@ def main(argv):
     assert done.stderr.count("bad option") == 1
 
 
+@pytest.mark.parametrize("mpi", BOTH)
+@pytest.mark.parametrize(
+    ("rank_1", "status", "said"),
+    [
+        ("fail()", 1, "ValueError: boom"),
+        ("threading.Thread(target=fail).start(); time.sleep(300)", 1, "ValueError: boom"),
+        ("sys.exit(3)", 3, ""),
+        (f"{KEEP}; sys.exit(3)", 3, ""),
+        ("os._exit(3)", None, ""),
+        ("os._exit(0)", 1, "os._exit(0) while other ranks go on"),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(300)", None, ""),
+        ("os.kill(os.getpid(), signal.SIGKILL)", None, ""),
+    ],
+    ids=["raise", "thread", "exit", "exit-with-thread", "_exit-3", "_exit-0", "SIGTERM", "SIGKILL"],
+)
+def test_however_a_rank_ends_the_job_does(
+    mpirun: Mpirun, rank_1: str, status: int | None, said: str, mpi: str
+) -> None:
+    """With the status of that rank; a signal has none, and MPICH's mpirun may join it with those of the killed."""
+    script = "import os, signal\n" + user_script(rank_1)
+    done = mpirun(3, "-c", script, check=False, prefix=prefix_of(mpi))
+    assert done.returncode == status if status else done.returncode not in (0, None)
+    assert said in done.stderr
+    assert "went on" not in done.stdout
+
+
+@pytest.mark.parametrize("rank_all", ["os._exit(0)", "if not os.fork(): os._exit(0)"])
+def test_all_may_leave_at_once(mpirun: Mpirun, rank_all: str) -> None:
+    """On all ranks it is no fault of ours, and a forked child has always left that way."""
+    code = user_script("pass", f"import os\ncomm.Barrier()\n{rank_all}").replace(
+        "comm.Barrier", "comm.barrier"
+    )
+    done = mpirun(2, "-c", code, check=False)
+    assert "os._exit" not in done.stderr
+    assert done.stdout.count("went on") == (2 if "fork" in rank_all else 0)
+
+
+def test_exit_with_a_thread_on_all_ranks(mpirun: Mpirun) -> None:
+    """Python itself would wait for the threads, and so would the job."""
+    code = PROGRAM.format(body=f"\n    import threading\n    {KEEP}\n    return 5")
+    assert mpirun(2, "-c", code, check=False).returncode == 5
+
+
+CHECKED = """
+import os, sys, time
+from mpi4py import MPI
+import hpccoll
+rank = MPI.COMM_WORLD.rank
+def main(first, second="b"):
+    {body}
+hpccoll.run_checked(main, "a", second="c")
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("assert (first, second) == ('a', 'c')", 0),
+        ("return 3 if rank else 0", 3),
+        ("return True", 0),
+        ("return [1, 2]", 0),
+        ("raise SystemExit(4 if rank == 1 else 0)", 4),
+        ("sys.exit(7) if rank == 1 else MPI.COMM_WORLD.Dup().Barrier()", 7),
+        ("rank == 1 and 1 / 0; MPI.COMM_WORLD.Barrier()", 1),
+    ],
+)
+def test_run_checked(mpirun: Mpirun, body: str, status: int) -> None:
+    done = mpirun(2, "-c", CHECKED.format(body=body), check=False)
+    assert done.returncode == status, done.stderr
+    assert ("ZeroDivisionError" in done.stderr) == ("1 / 0" in body)
+
+
+@pytest.mark.parametrize("mpi", BOTH)
+def test_the_end_of_mpi_has_a_limit(mpirun: Mpirun, mpi: str) -> None:
+    """Rank 1 has come to its end and does not come to MPI_Finalize, where rank 0 waits."""
+    code = "import atexit, time\n" + CHECKED.format(body="return 0").replace(
+        "def main", "rank == 1 and atexit.register(time.sleep, 300)\ndef main"
+    )
+    done = mpirun(2, "-c", code, check=False, env={"HPCCOLL_EXIT_TIMEOUT_S": "1"}, prefix=prefix_of(mpi))
+    assert done.returncode not in (0, None)
+
+
+def test_a_rank_at_its_end_waits_no_longer_than_the_limit(mpirun: Mpirun, tmp_path: Path) -> None:
+    code = CHECKED.format(body="hpccoll.world(); rank and time.sleep(300)")
+    env = {"HPCCOLL_TIMEOUT_S": "2", "HPCCOLL_DUMP_DIR": str(tmp_path)}
+    done = mpirun(2, "-c", code, check=False, env=env)
+    assert done.returncode == 76
+    assert "rank 0 of 2: has come to its end and waited" in done.stderr
+
+
+# ---- python -m hpccoll.run
+
+SCRIPT = """
+import os, sys
+from mpi4py import MPI
+import neighbour
+assert __name__ == "__main__" and neighbour.number == 5
+MPI.COMM_WORLD.rank == 1 and sys.argv[1:] == ["fail"] and neighbour.fail()
+MPI.COMM_WORLD.Barrier()
+sys.stdout.write(f"{sys.argv[1:]}\\n")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour.py").write_text("number = 5\ndef fail(): raise ValueError('boom')\n")
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_run_a_script(mpirun: Mpirun, script: Path, tmp_path: Path) -> None:
+    for what in ([script], ["-m", "script"]):
+        done = mpirun(2, "-m", "hpccoll.run", *what, "-x", "1", cwd=tmp_path)
+        assert done.stdout.splitlines() == ["['-x', '1']"] * 2
+
+
+def test_run_a_script_that_fails(mpirun: Mpirun, script: Path) -> None:
+    done = mpirun(2, "-m", "hpccoll.run", script, "fail", check=False)
+    assert done.returncode == 1
+    assert re.search(r"^rank 1 of 2 on \S+:\nTraceback", done.stderr, re.MULTILINE)
+    assert f'File "{script}", line 6' in done.stderr
+    assert "ValueError: boom" in done.stderr
+
+
+def test_run_code(mpirun: Mpirun) -> None:
+    code = "import sys; from mpi4py import MPI; assert sys.argv == ['-c', 'x']; sys.exit(MPI.COMM_WORLD.rank * 4)"
+    assert mpirun(2, "-m", "hpccoll.run", "-c", code, "x", check=False).returncode == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "missing"),
+        (["-m"], "-m needs"),
+        (["-x"], "no option"),
+        (["nowhere.py"], "there is no 'nowhere.py'"),
+    ],
+)
+def test_run_says_what_is_wrong(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hpccoll.run import main
+
+    assert main(arguments) == 2
+    assert problem in capsys.readouterr().err
+
+
 # ---- without MPI
 
 
@@ -233,7 +398,7 @@ def test_closed_standard_error() -> None:
 def test_hooks_are_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    for module, name in ((sys, "excepthook"), (threading, "excepthook"), (sys, "exit")):
+    for module, name in ((sys, "excepthook"), (threading, "excepthook"), (sys, "exit"), (os, "_exit")):
         monkeypatch.setattr(module, name, getattr(module, name))
     registered: list[object] = []
     monkeypatch.setattr(aborting, "_installed", False)

@@ -86,7 +86,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     anchors = Page(site / "reference" / "python.html").anchors
     wanted = {f"hpccoll.{name}" for name in hpccoll.__all__ if name != "__version__"}
     wanted = {name.replace("hpccoll.", "hpccoll.errors.") if is_error(name) else name for name in wanted}
-    for module in ("records", "environment", "nodelist", "torch_backend"):
+    for module in ("records", "environment", "gradients", "nodelist", "torch_backend"):
         found = importlib.import_module(f"hpccoll.{module}")
         wanted |= {f"hpccoll.{module}.{name}" for name in found.__all__ if callable(getattr(found, name))}
     methods = [name for name in dir(hpccoll.Comm) if not name.startswith("_")]

@@ -8,6 +8,7 @@ stand in :mod:`hpccoll.comm.reducing`, :mod:`hpccoll.comm.moving` and :mod:`hpcc
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +17,19 @@ from mpi4py import MPI
 from hpccoll import cuda, gate
 from hpccoll.comm import identity
 from hpccoll.comm.arguments import is_index
+from hpccoll.comm.checking import Agreement
 from hpccoll.comm.issuing import live
 from hpccoll.comm.messaging import Messaging
 from hpccoll.comm.moving import Moving
 from hpccoll.comm.reducing import Reducing
+from hpccoll.comm.surviving import Surviving
 from hpccoll.errors import ArgumentError, CommunicatorError
-from hpccoll.recorder import duty, job, ring, seam
-from hpccoll.recorder.seam import collective
+from hpccoll.recorder import duty, job, ring, seam, settings
+from hpccoll.recorder.seam import ACTIVE, collective
 from hpccoll.work import finish_pending
 
 
-class Comm(Reducing, Moving, Messaging):
+class Comm(Reducing, Moving, Messaging, Surviving):
     """A group of ranks and the collectives among them.
 
     Get one from :func:`world`, :meth:`split`, :meth:`node`, :meth:`leaders` or :meth:`dup`; those are freed
@@ -48,7 +51,14 @@ class Comm(Reducing, Moving, Messaging):
     CommunicatorError
         The communicator has been freed, or MPI finalised.
     TransferError
-        MPI reported an error.
+        MPI reported an error. Its subclass :class:`ProcessFailedError`: a rank has died, and this job goes on.
+
+    Parameters
+    ----------
+    mpi : mpi4py.MPI.Intracomm
+    check : bool or "nan", optional
+        Check mode (docs/hangs.md) for this communicator and those made from it; by default as ``HPCCOLL_CHECK`` says.
+        Every rank has to pass the same, and to make this object.
 
     Attributes
     ----------
@@ -57,9 +67,20 @@ class Comm(Reducing, Moving, Messaging):
         The communicator beneath, for everything else that MPI can do.
     """
 
-    def __init__(self, mpi: Any, log: ring.Log | None = None):
+    _agreement: Agreement | None = None
+
+    def __init__(self, mpi: Any, log: ring.Log | None = None, *, check: bool | str | None = None):
+        mode = settings.check_mode() if check is None else check
+        if mode not in (False, True, "nan"):
+            raise ArgumentError(f'Comm: `check` must be True, False, "nan" or None, got {check!r}')
+        if mode and not ACTIVE:
+            raise ArgumentError(f"Comm: `check` needs the recorder: unset {settings.RECORDER}=0")
         super().__init__(mpi, log)
         self._owned = False
+        self._check_mode = mode
+        if mode and (self.size > 1 or mode == "nan"):
+            self._agreement = Agreement(mpi, self._log, self, finite=mode == "nan")
+            self._check = self._agreement.check
 
     @collective
     def split(self, color: int | None, key: int = 0) -> Comm | None:
@@ -113,6 +134,8 @@ class Comm(Reducing, Moving, Messaging):
             self._worker = None
         self.close("the communicator has been freed")
         self._log.freed = True
+        if self._agreement is not None:
+            self._agreement.free()
         if self._owned:
             self.run("free", mpi.Free)
 
@@ -132,9 +155,11 @@ class Comm(Reducing, Moving, Messaging):
     def _make(self, method: str, call: Callable[[], Any]) -> Comm | None:
         # Nothing else of this communicator runs meanwhile: the number is that of this call.
         mpi, number = self._run(method, lambda: (call(), self._log.started))
-        if mpi == MPI.COMM_NULL:
-            return None
-        comm = Comm(mpi, identity.of_child(self._log, method, number, self.mpi, mpi))
+        return None if mpi == MPI.COMM_NULL else self._child(method, number, mpi)
+
+    def _child(self, method: str, number: int, mpi: Any) -> Comm:
+        log = identity.of_child(self._log, method, number, self.mpi, mpi)
+        comm = Comm(mpi, log, check=self._check_mode)
         comm._owned = True
         return comm
 
@@ -165,11 +190,22 @@ def world() -> Comm:
         log = ring.Log("MPI_COMM_WORLD", "MPI_COMM_WORLD", MPI.COMM_WORLD.rank, range(MPI.COMM_WORLD.size))
         duplicate = seam.recorded(log, "world", MPI.COMM_WORLD.Dup)()
         duplicate.Set_name("hpccoll world")
+        _need_one_check_mode(duplicate)
         identity.introduce(duplicate.bcast(job.proposal() if duplicate.rank == 0 else None))
         _world = Comm(duplicate, identity.of_world(duplicate))
         _world._owned = True
         cuda.self_test(duplicate)
     return _world
+
+
+def _need_one_check_mode(mpi: Any) -> None:
+    mode = settings.check_mode()
+    number = (False, True, "nan").index(mode)
+    if mpi.allreduce(number, MPI.MIN) != mpi.allreduce(number, MPI.MAX):
+        own = os.environ.get(settings.CHECK, "")
+        raise ArgumentError(
+            f"world: {settings.CHECK} must be the same on every rank, and is not; rank {mpi.rank} has {own!r}"
+        )
 
 
 def _at_finalize(*_: Any) -> None:

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from hpccoll.comm import identity
 from hpccoll.errors import ArgumentError, CommunicatorError, TransferError
+from hpccoll.failures import transfer_error
 from hpccoll.recorder import ring, seam
 from hpccoll.work import ThreadWork, Worker
 
@@ -103,8 +104,8 @@ class Issuing:
                 self._worker = Worker(f"hpccoll worker of {self!r}")
             return self._worker
 
-    def _transfer_error(self, method: str, error: Exception) -> TransferError:
-        return TransferError(f"{method} on rank {self.rank} of {self.size}: {error}")
+    def _transfer_error(self, method: str, error: MPI.Exception) -> TransferError:
+        return transfer_error(f"{method} on rank {self.rank} of {self.size}", error, self.mpi)
 
     @property
     def _free_to_go(self) -> bool:

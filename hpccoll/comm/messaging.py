@@ -21,6 +21,13 @@ from hpccoll.work import RequestWork
 class Messaging(Issuing):
     """The point-to-point messages of a communicator."""
 
+    @contextlib.contextmanager
+    def _mpi_errors(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except MPI.Exception as error:
+            raise self._transfer_error(method, error) from error
+
     @message
     def send(self, x: Any, *, dest: int, tag: int = 0, blocking: bool = True) -> Any:
         """Send `x` to one rank.
@@ -41,12 +48,12 @@ class Messaging(Issuing):
         dest = rank_of(self, dest, "send", "dest")
         tag = tag_of(tag, "send", "tag")
         buffer = opened(x, "send")
-        with _mpi_errors("send"):
+        with self._mpi_errors("send"):
             if blocking:
                 transport.send(self.mpi, buffer, dest, tag)
                 return None
             request = transport.isend(self.mpi, buffer, dest, tag)
-        return RequestWork("send", [request], lambda _: buffer and None)
+        return RequestWork("send", [request], lambda _: buffer and None, self.mpi)
 
     @message
     def recv(
@@ -77,13 +84,13 @@ class Messaging(Issuing):
         peer = MPI.ANY_SOURCE if source is None else rank_of(self, source, "recv", "source")
         number = MPI.ANY_TAG if tag is None else tag_of(tag, "recv", "tag")
         buffer = destination(x, "recv")
-        with _mpi_errors("recv"):
+        with self._mpi_errors("recv"):
             if blocking:
                 status = MPI.Status()
                 nbytes = transport.recv(self.mpi, buffer, peer, number, status)
                 return _received(buffer, nbytes, status, "recv")
             request = transport.irecv(self.mpi, buffer, peer, number)
-        return _receiving("recv", [request], buffer)
+        return self._receiving("recv", [request], buffer)
 
     @message
     def sendrecv(
@@ -129,23 +136,22 @@ class Messaging(Issuing):
             return _received(incoming, nbytes, status, "sendrecv")
 
         if blocking:
-            with _mpi_errors("sendrecv"):
+            with self._mpi_errors("sendrecv"):
                 return run()
-        with _mpi_errors("sendrecv"):
+        with self._mpi_errors("sendrecv"):
             requests = [
                 transport.irecv(self.mpi, incoming, peer, tag),
                 transport.isend(self.mpi, outgoing, dest, tag),
             ]
-        return _receiving("sendrecv", requests, incoming, outgoing)
+        return self._receiving("sendrecv", requests, incoming, outgoing)
 
+    def _receiving(self, method: str, requests: list[Any], buffer: Buffer, *kept: Buffer) -> RequestWork:
+        def finish(status: Any) -> Any:
+            del keeping[:]
+            return _received(buffer, status.Get_elements(MPI.BYTE), status, method)
 
-def _receiving(method: str, requests: list[Any], buffer: Buffer, *kept: Buffer) -> RequestWork:
-    def finish(status: Any) -> Any:
-        del keeping[:]
-        return _received(buffer, status.Get_elements(MPI.BYTE), status, method)
-
-    keeping = list(kept)  # alive until then
-    return RequestWork(method, requests, finish)
+        keeping = list(kept)  # alive until then
+        return RequestWork(method, requests, finish, self.mpi)
 
 
 def _received(buffer: Buffer, nbytes: int, status: Any, method: str) -> Any:
@@ -156,11 +162,3 @@ def _received(buffer: Buffer, nbytes: int, status: Any, method: str) -> Any:
         f"{method}: the message from rank {status.Get_source()} with tag {status.Get_tag()} has {nbytes} bytes, "
         f"but `x` takes {buffer.nbytes} ({buffer.count} of {buffer.dtype.name}), {fate}"
     )
-
-
-@contextlib.contextmanager
-def _mpi_errors(method: str) -> Iterator[None]:
-    try:
-        yield
-    except MPI.Exception as error:
-        raise TransferError(f"{method}: MPI says: {error}") from error

@@ -230,6 +230,8 @@ def _operation(entry: list[Any], number: int, offset_ns: int, names: dict[int | 
         "blocking": bool(entry[ring.BLOCKING]),
         "thread": names.get(entry[ring.THREAD], f"ended thread {entry[ring.THREAD]}"),
     }
+    if given.get("counts") is not None:
+        operation["uneven"] = True
     if method in log.names:
         operation["called_as"] = log.names[method]
     return {key: _plain(value) for key, value in operation.items()}

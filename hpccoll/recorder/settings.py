@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from hpccoll.errors import ArgumentError
 
-__all__ = ["DUMP_DIR", "EXIT_STATUS", "checks", "operations", "timeout_s"]
+__all__ = ["DUMP_DIR", "EXIT_STATUS", "check_mode", "operations", "timeout_s"]
 
 RECORDER, TIMEOUT, DUMP_DIR, CHECK = (
     "HPCCOLL_RECORDER",
@@ -53,6 +53,13 @@ def seconds(value: object, name: str) -> float:
     return limit_s
 
 
-def checks(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether check mode is wanted by the environment."""
-    return (os.environ if environ is None else environ).get(CHECK, "").strip() not in ("", "0")
+def check_mode(environ: Mapping[str, str] | None = None) -> bool | str:
+    """Whether check mode is wanted: ``HPCCOLL_CHECK`` as False, True or ``"nan"``."""
+    text = (os.environ if environ is None else environ).get(CHECK, "").strip()
+    modes: dict[str, bool | str] = {"": False, "0": False, "1": True, "nan": "nan"}
+    if text not in modes:
+        raise ArgumentError(
+            f"{CHECK} must be 1 (the ranks compare their calls), nan (and look for NaN and infinity) or 0 (off); "
+            f"got {text!r}"
+        )
+    return modes[text]

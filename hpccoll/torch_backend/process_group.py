@@ -21,7 +21,7 @@ from mpi4py import MPI
 from hpccoll import reductions
 from hpccoll.buffers import dtype_of
 from hpccoll.comm import Comm, identity
-from hpccoll.errors import TransferError
+from hpccoll.failures import transfer_error
 from hpccoll.recorder import exceptions, ring, seam, sites, watchdog
 from hpccoll.torch_backend import ending, limits, torch_internals
 from hpccoll.torch_backend.work import DONE, DoneWork, PendingWork
@@ -114,6 +114,8 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             if self._comm._check is None:  # check mode has to see every call
                 self._tabulate()
             limits.watch(self)
+        if self._comm._agreement is not None:
+            self._comm._agreement.when_missing = lambda: ending.after_timeout(0.0)
 
     def adopt(self, name: str, devices: Sequence[str], backends: dict[str, Any]) -> None:
         """Take the name that the user asked for, and the backends of other devices."""
@@ -341,7 +343,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                         if self._records:
                             ring.fail(entry)
                         if isinstance(error, MPI.Exception):
-                            raise TransferError(f"{self.describe()}: {error}") from error
+                            raise transfer_error(self.describe(), error, self._mpi) from error
                         raise
                     finally:
                         self._inside = None

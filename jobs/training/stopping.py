@@ -23,8 +23,15 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        self._before = {number: signal.signal(number, self._note) for number in _NUMBERS}
+        self.take()
         return self
+
+    def take(self) -> None:
+        """Take the signals, also from hpccoll's recorder, whose handlers come with MPI and dump what the rank does."""
+        for number in _NUMBERS:
+            before = signal.signal(number, self._note)
+            if before != self._note:
+                self._before[number] = before
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

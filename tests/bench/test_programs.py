@@ -178,6 +178,19 @@ def test_head(ranks: int) -> None:
     assert "BrokenPipe" not in done.stderr
 
 
+def test_overhead_of_check_mode(mpirun: Mpirun) -> None:
+    line = (
+        "-m hpccoll.overhead --check --sizes 8 --rounds 2 --collectives allreduce barrier sendrecv --json -"
+    )
+    found = json.loads(mpirun(2, *line.split(), timeout_s=120).stdout)["rows"]
+    modes = ["off", "check", "check nan"]
+    assert [(row["collective"], row["engine"]) for row in found] == [
+        *(("allreduce", f"{kind}, {mode}") for kind in ("numpy", "dist") for mode in modes),
+        *(("barrier", f"numpy, {mode}") for mode in modes),
+    ]
+    assert [row["ratio"] for row in found[::3]] == [1.0] * 3
+
+
 def test_overhead(mpirun: Mpirun) -> None:
     line = "-m hpccoll.overhead --sizes 8 64K --rounds 3 --json -"
     done = mpirun(2, *line.split(), timeout_s=120)

@@ -293,3 +293,18 @@ def test_wrong_arguments(comm):
             averager.put(1, torch.ones(3).to_sparse())
         with pytest.raises(ArgumentError, match=r"tensor 0 is a .* gets no gradient from torch.*put\(\)"):
             averager.attach()
+
+
+def test_buckets_travel_before_the_end_of_the_step(comm):
+    """The last layer's gradients come first, and arrive while nobody has called finish()."""
+    first, last = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
+    with gradients.Averager(comm, [first, last], bucket_nbytes=1).attach() as averager:
+        (last.sum() * 2.0 * comm.rank).backward()
+        early, late = averager._buckets
+        assert early.work.wait(30) is early.flat
+        assert early.flat.tolist() == [mean(comm)] * 3
+        assert late.work is None
+        (first.sum() * 2.0 * comm.rank).backward()
+        assert late.work.wait(30).tolist() == [mean(comm)] * 2
+        averager.finish()
+    assert first.grad.tolist() == [mean(comm)] * 2 and last.grad.tolist() == [mean(comm)] * 3

@@ -1,0 +1,92 @@
+"""What check mode costs: the same calls with it and without it, in one process, in turns."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hpccoll.bench.case import Buffers, Case
+from hpccoll.bench.engines import Bound, Engine
+from hpccoll.bench.engines.comm_engine import CommEngine
+from hpccoll.bench.options import UsageError
+from hpccoll.bench.overhead import compare_engines
+from hpccoll.comm import Comm
+from hpccoll.recorder import ring, settings
+
+__all__ = ["run_checked_against_not"]
+
+MODES: dict[str, bool | str] = {"off": False, "check": True, "check nan": "nan"}
+
+
+class _Comm(CommEngine):
+    def __init__(self, kind: str, mode: str):
+        super().__init__(kind)
+        self.name = f"{kind}, {mode}"
+        self._mode = MODES[mode]
+        self._made: Comm | None = None
+
+    def refuses(self, collective: str, dtype: str, buffers: Buffers) -> str | None:
+        return "a message, which is not checked" if collective == "sendrecv" else None
+
+    def bind(self, collective: str, comm: Comm, buffers: Buffers) -> Bound:
+        if self._made is None:
+            self._made = Comm(comm.mpi, check=self._mode)
+        return super().bind(collective, self._made, buffers)
+
+
+class _Distributed(Engine):
+    """``dist.all_reduce`` in place, which has a short cut of its own that check mode cannot take."""
+
+    kind = "torch"
+
+    def __init__(self, mode: str):
+        import torch.distributed as dist
+
+        import hpccoll.torch_backend  # noqa: F401  # gives torch the backend where nothing is installed
+
+        self.name = f"dist, {mode}"
+        if not dist.is_initialized():
+            dist.init_process_group("hpccoll", init_method="mpi://")
+        before = os.environ.get(settings.CHECK)
+        os.environ[settings.CHECK] = {False: "0", True: "1", "nan": "nan"}[MODES[mode]]
+        try:
+            self._group: Any = dist.new_group(backend="hpccoll")
+        finally:
+            if before is None:
+                del os.environ[settings.CHECK]
+            else:
+                os.environ[settings.CHECK] = before
+
+    def refuses(self, collective: str, dtype: str, buffers: Buffers) -> str | None:
+        return None if collective == "allreduce" else "not compared"
+
+    def bind(self, collective: str, comm: Comm, buffers: Buffers) -> Bound:
+        import torch.distributed as dist
+
+        send, recv, group = buffers.send, buffers.recv, self._group
+
+        def call() -> None:
+            recv.copy_(send)
+            dist.all_reduce(recv, group=group)
+
+        return Bound(call)
+
+
+def run_checked_against_not(
+    cases: Sequence[Case], sizes: Sequence[int], rounds: int, json_target: str | None
+) -> int:
+    """Time check mode against none, print the table on rank 0, and return the exit status.
+
+    Raises
+    ------
+    UsageError
+        The recorder is off, with which check mode goes.
+    """
+    if not ring.RECORDING:
+        raise UsageError("--check: the flight recorder is off (HPCCOLL_RECORDER=0)")
+    sets: list[list[Engine]] = [[_Comm("numpy", mode) for mode in MODES]]
+    if importlib.util.find_spec("torch"):
+        sets.append([_Distributed(mode) for mode in MODES])
+    return compare_engines(cases, sizes, sets, rounds, json_target, "the same without check mode")
