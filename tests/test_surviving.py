@@ -120,19 +120,21 @@ tell(switch=[before, switch.value])
     assert [facts["switch"] for facts in survivors(mpirun, code)] == [[False, True]] * 3
 
 
-def test_revoke_wakes_a_rank_that_waits(mpirun: Mpirun) -> None:
-    """Nobody is dead here: rank 0 waits for a message that rank 1 will never send."""
-    code = """
+@pytest.mark.parametrize("check", ["0", "1"])
+@pytest.mark.parametrize("call", ["comm.recv(x, source=1)", "comm.allreduce(x)"])
+def test_revoke_wakes_a_rank_that_waits(mpirun: Mpirun, call: str, check: str) -> None:
+    """Nobody is dead here: rank 0 waits for what rank 1 will never do."""
+    code = f"""
 try:
     if comm.rank == 0:
-        comm.recv(x, source=1)
+        {call}
     comm.revoke()
     comm.allreduce(x)
 except hc.ProcessFailedError as error:
     tell(ranks=list(error.ranks), revoked=error.revoked)
 comm.free()
 """
-    assert survivors(mpirun, code, ranks=2) == [
+    assert survivors(mpirun, code, ranks=2, HPCCOLL_CHECK=check) == [
         {"rank": rank, "ranks": [], "revoked": True} for rank in (0, 1)
     ]
 
