@@ -13,6 +13,8 @@ import torch
 
 import hpccoll as hc
 
+pytestmark = pytest.mark.mpi(min_size=2)
+
 X = np.arange(12.0).reshape(6, 2)
 
 
