@@ -21,7 +21,7 @@ from hpccoll.cli import programs
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 MARKS = ("file ", "status ", "on the cluster", "run by ", "not run: ")
-LIMIT_S = 180
+LIMIT_S = 300
 # Names that stand for a program of the reader's.
 PROGRAM = "import hpccoll\n\nhpccoll.world().barrier()\n"
 

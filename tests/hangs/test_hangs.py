@@ -237,6 +237,25 @@ def test_a_clean_program_raises_nothing(mpi: str, tmp_path: Path) -> None:
     assert not (tmp_path / "dumps").exists()
 
 
+UNEVEN = """
+import numpy as np
+import hpccoll as hc
+from hpccoll.recorder import dump
+
+comm = hc.world()
+comm.allgather(np.ones(comm.rank + 1), counts="auto")
+comm.gather(np.ones(comm.rank + 1), counts=[1, 2])
+comm.reduce_scatter(np.ones(3), counts=[1, 2])
+assert dump.write("signal", "as asked for by the test")
+comm.barrier()
+"""
+
+
+def test_blocks_of_different_lengths_are_no_fault(tmp_path: Path) -> None:
+    run_mpi(2, "-c", UNEVEN, env={"HPCCOLL_DUMP_DIR": str(tmp_path / "dumps")})
+    assert diagnose([str(tmp_path / "dumps")]) == 0
+
+
 def test_every_program_is_run() -> None:
     tree = ast.parse(BROKEN.read_text())
     programs = {
