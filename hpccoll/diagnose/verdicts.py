@@ -311,7 +311,9 @@ class _Detective:
                 after_s = (late.since_s or 0.0) - (self.job.given_up_s or 0.0)
                 lines += [
                     f"it came to {words.operation(late)} {words.seconds(after_s)} after the first rank had given up",
-                    "it was stopped (SIGSTOP, a debugger), got no CPU, or is too slow for the limit",
+                    "its process was stopped when others gave up (SIGSTOP or a debugger)"
+                    if any(dump.neighbours.get(group[0]) in ("T", "t") for dump in self.job.dumps.values())
+                    else "it was stopped (SIGSTOP, a debugger), got no CPU, or is too slow for the limit",
                 ]
             else:
                 lines += [*stories, *self._hints(group)]

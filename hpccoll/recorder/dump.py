@@ -7,20 +7,19 @@ import linecache
 import math
 import operator
 import os
-import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hpccoll._version import __version__
 from hpccoll.aside import write_aside
 from hpccoll.environment import detect
-from hpccoll.recorder import ring, seam, sites
+from hpccoll.recorder import places, ring, seam, sites
 from hpccoll.recorder.job import Job, known
+from hpccoll.recorder.places import folded
 
 __all__ = ["SCHEMA", "file_of", "write"]
 
@@ -106,8 +105,10 @@ def _document(
         "rank": job.rank,
         "size": job.size,
         "local_rank": None if launch is None else launch.local_rank,
-        "host": socket.gethostname().partition(".")[0],
+        "host": places.own()[0],
         "pid": job.pid,
+        "hosts": dict(job.hosts),
+        "neighbours": places.states_of(job.neighbours),
         "job": _batch_job(),
         "reason": reason,
         "message": message,
@@ -167,21 +168,6 @@ def _communicators(entries: list[list[Any]]) -> list[dict[str, Any]]:
         }
         for key, log in sorted(logs.items(), key=lambda item: item[1].id)
     ]
-
-
-def folded(ranks: Sequence[int]) -> str:
-    """``0-3,7``; a plain comma list where they do not ascend, so that the order is kept."""
-    if isinstance(ranks, range):
-        return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
-    if list(ranks) != sorted(ranks):
-        return ",".join(map(str, ranks))
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
 def operations(

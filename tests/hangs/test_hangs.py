@@ -46,6 +46,8 @@ class Case:
         In check mode.
     options : sequence of str
         For mpirun.
+    says : str
+        A pattern that is in the report.
     """
 
     program: str
@@ -54,6 +56,7 @@ class Case:
     checked: bool = False
     mpis: Sequence[str] = ("ompi", "mpich")
     options: Sequence[str] = ()
+    says: str = ""
 
     @property
     def uses_torch(self) -> bool:
@@ -76,8 +79,8 @@ CASES = [
     Case("raises_in_a_thread", ["rank-raised"]),
     Case("exits_early", ["rank-exited"]),
     # As a rule mpirun ends the others at once. With MPICH's they cannot dump at all: see below.
-    Case("is_killed", ["no-dump"], mpis=["ompi"], options=["--continuous"]),
-    Case("is_stopped", ["no-dump", "missing-rank"]),
+    Case("is_killed", ["no-dump"], mpis=["ompi"], options=["--continuous"], says="is (gone|dead)"),
+    Case("is_stopped", ["no-dump", "missing-rank"], says="process (is|was) stopped"),
     Case("loops_for_ever", ["missing-rank"]),
     Case("sleeps", ["missing-rank"]),
     Case("torch_skips_a_collective", ["skipped-collective"]),
@@ -211,6 +214,7 @@ def test_the_report_names_rank_and_line(
     report = capsys.readouterr().out
     assert f"verdict: {found['verdict']}, rank" in report
     assert named.search(report), report
+    assert re.search(case.says, report), report
 
 
 @pytest.mark.parametrize("mpi", ["ompi", "mpich"])
