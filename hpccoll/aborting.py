@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from hpccoll.environment import detect, hostname, is_first_rank
 from hpccoll.errors import LaunchError
-from hpccoll.recorder import exceptions
+from hpccoll.recorder import exceptions, settings
 from hpccoll.recorder.ending import watched
 
 __all__ = ["abort_on_exception", "run_checked", "run_program"]
@@ -32,7 +32,9 @@ _DRAIN_S = 0.2
 _ABORT_LIMIT_S = 5.0
 _INTERRUPTED = 130
 # How long MPI_Finalize may take once all ranks are at their end.
-_FINALIZE_LIMIT_S = float(os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "30"))
+_FINALIZE_LIMIT_S = settings.seconds(
+    os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "").strip() or "30", "HPCCOLL_EXIT_TIMEOUT_S"
+)
 # On COMM_WORLD, where hpccoll itself sends nothing else; every MPI has tags up to 32767.
 _TAG = 32713
 
@@ -143,7 +145,14 @@ def _status_of(request: SystemExit) -> int:
     return 1
 
 
+def _is_forked() -> bool:
+    """Whether this is a forked child of the rank: no MPI for it, and the end of Python would call MPI_Finalize."""
+    return _installed and os.getpid() != _process
+
+
 def _leave(status: int) -> NoReturn:
+    if _is_forked():
+        _exit_at_once(status & 0xFF)
     world = _active_world()
     if world is not None:
         with watched():
@@ -241,6 +250,8 @@ def _report_and_end(
         ends_here = world is not None or thread is not None or _other_threads()
         _write_whole(text, ends_here)
         status = _INTERRUPTED if interrupted else 1
+        if _is_forked():
+            _exit_at_once(status)
         if world is not None:
             _abort(status)
         if thread is not None or _other_threads():
@@ -261,9 +272,9 @@ def _where(world: Any) -> str:
 
 
 def _active_world() -> Any:
-    """COMM_WORLD if MPI is started, not finalised, and has other ranks; else None."""
+    """COMM_WORLD if MPI is started, not finalised, and has other ranks; else None, as in a forked child."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+    if _is_forked() or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
     return mpi.COMM_WORLD if mpi.COMM_WORLD.size > 1 else None
 
@@ -352,7 +363,7 @@ def _leave_at_once(status: int) -> NoReturn:
 
     MPICH's does, and kills the other ranks without a word.
     """
-    if status == 0 and os.getpid() == _process:  # a forked child leaves this way as a rule
+    if status == 0 and not _is_forked():  # a forked child leaves this way as a rule
         world = _active_world()
         if world is not None and agree_on_status(world, 0, grace_s=GRACE_S) is None:
             place = "".join(traceback.format_stack(sys._getframe(1)))

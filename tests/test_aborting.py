@@ -289,6 +289,36 @@ def test_a_rank_at_its_end_waits_no_longer_than_the_limit(mpirun: Mpirun, tmp_pa
     assert "rank 0 of 2: has come to its end and waited" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("leave", "status"),
+    [("sys.exit(5)", 5), ("return 5", 5), ("return 0", 0), ("raise ValueError('of a child')", 1)],
+)
+def test_the_end_of_a_forked_child_is_its_own(mpirun: Mpirun, leave: str, status: int) -> None:
+    """It neither meets the other ranks, nor finalises MPI, where it would wait for ever."""
+    body = f"""MPI.COMM_WORLD.Barrier()
+    child = rank and os.fork()
+    if rank and not child:
+        {leave}
+    if rank:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == {status}
+    MPI.COMM_WORLD.Barrier()"""
+    done = mpirun(2, "-c", CHECKED.format(body=body), check=False)
+    assert done.returncode == 0, done.stderr
+    assert ("of a child" in done.stderr) == ("of a child" in leave)
+
+
+def test_a_wrong_limit_of_the_end_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import hpccoll; hpccoll.run_checked"],
+        env={**os.environ, "HPCCOLL_EXIT_TIMEOUT_S": "soon"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "HPCCOLL_EXIT_TIMEOUT_S must be a number of seconds above 0, got 'soon'" in done.stderr
+
+
 # ---- python -m hpccoll.run
 
 SCRIPT = """

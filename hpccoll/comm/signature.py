@@ -76,9 +76,11 @@ def _plain(value: Any) -> Any:
     """Something that can be hashed and sent: integers, also NumPy's, as such, strings, tuples of these, or a repr."""
     if isinstance(value, str) or value.__class__ is int:
         return value
-    if isinstance(value, Sequence):
+    if is_index(value):
+        return operator.index(value)
+    if isinstance(value, Sequence) or hasattr(value, "tolist"):
         return tuple(map(_plain, value))
-    return operator.index(value) if is_index(value) else repr(value)
+    return repr(value)
 
 
 def _name(dtype: Any) -> str:

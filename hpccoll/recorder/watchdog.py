@@ -27,6 +27,7 @@ _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
 # Longer between two looks than was asked for: the process was stopped, or could not run. That is nobody's limit.
 _STALL_S = 2.0
 _END_LIMIT_S = 15.0
+_LONGEST_TIMER_S = 1e8  # the timer is set anew at each look; much more than this is an error of its own
 
 _started_in = 0
 _wake: tuple[int, int] = (-1, -1)
@@ -98,7 +99,9 @@ def _look(job: Job, peers: Peers | None) -> Peers | None:
 
 
 def _wait(timeout_s: float | None) -> bytes:
-    ready, _, _ = select.select([_wake[0]], [], [], timeout_s)
+    poll = select.poll()  # select() itself ends at descriptor 1023
+    poll.register(_wake[0], select.POLLIN)
+    ready = poll.poll(None if timeout_s is None else timeout_s * 1e3)
     return os.read(_wake[0], 4096) if ready else b""
 
 
@@ -106,7 +109,7 @@ def _stand_by(limit_s: float | None) -> None:
     """Where C code keeps the GIL this thread cannot run either. Then the stacks alone go to standard error."""
     global _standing_by
     if limit_s is not None:
-        faulthandler.dump_traceback_later(limit_s + _STALL_S, file=2)
+        faulthandler.dump_traceback_later(min(limit_s + _STALL_S, _LONGEST_TIMER_S), file=2)
     elif _standing_by:  # only then: the timer may be the user's
         faulthandler.cancel_dump_traceback_later()
     _standing_by = limit_s is not None

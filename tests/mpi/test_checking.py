@@ -174,6 +174,12 @@ SAME = {
     "gathered lengths": lambda c, odd: c.gather(
         np.ones((c.rank, 2)), root=1, counts=range(c.size) if odd else tuple(range(c.size))
     ),
+    "lengths in an array": lambda c, odd: c.allgather(
+        np.ones((1, 2)), counts=np.ones(c.size, int) if odd else [1] * c.size
+    ),
+    "lengths in a tensor": lambda c, odd: c.allgather(
+        np.ones((1, 2)), counts=torch.ones(c.size, dtype=torch.int64) if odd else [1] * c.size
+    ),
     "scattered lengths": lambda c, odd: c.scatter(
         np.ones((c.size + 1, 3)) if c.rank == 0 else None,
         counts=[2] + [1] * (c.size - 1),

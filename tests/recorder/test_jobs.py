@@ -114,6 +114,29 @@ def test_a_limit_for_a_part_of_the_program(mpirun: Mpirun, tmp_path: Path, what:
     assert job.stdout.count("not yet") == (2 if what == "awaited" else 0)
 
 
+def test_many_open_files(mpirun: Mpirun, tmp_path: Path) -> None:
+    """The watchdog's own descriptors are above those that select() can watch."""
+    program = (
+        "import os, resource, time\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
+        "kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]\n"
+        "import hpccoll as hc; comm = hc.world()\n"
+        "if comm.rank: time.sleep(60)\n"
+        "comm.barrier()"
+    )
+    env = {"HPCCOLL_DUMP_DIR": str(tmp_path), **LIMIT}
+    done = mpirun(2, "-c", program, env=env, check=False, cwd=tmp_path)
+    assert done.returncode == EXIT_STATUS, done.stderr
+    assert dumps_in(tmp_path)[0]["reason"] == "timeout"
+
+
+def test_a_limit_of_centuries(mpirun: Mpirun, tmp_path: Path) -> None:
+    program = "import time, hpccoll as hc; comm = hc.world(); comm.barrier(); time.sleep(1.5); comm.barrier()"
+    done = mpirun(2, "-c", program, env={"HPCCOLL_TIMEOUT_S": "1e12"}, cwd=tmp_path)
+    assert "fault" not in done.stderr
+
+
 def test_nothing_is_over_its_limit(mpirun: Mpirun, tmp_path: Path) -> None:
     job = Job(mpirun, tmp_path, "clean", **LIMIT)
     assert (job.status, job.left, job.stderr) == (0, [], "")
