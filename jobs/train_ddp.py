@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ def _run(options: Options, comm: hc.Comm, signals: StopSignals) -> int:
     from training.trainer import Trainer
 
     device = _device(options, comm)
+    _look_at_json(options, comm)
     if options.backend is not None:
         import torch.distributed as dist
 
@@ -93,6 +95,16 @@ def _run(options: Options, comm: hc.Comm, signals: StopSignals) -> int:
     if options.backend is not None:
         dist.destroy_process_group()
     return status
+
+
+def _look_at_json(options: Options, comm: hc.Comm) -> None:
+    """Refuse a file that could not be written at the end of a training of days."""
+    problem = ""
+    if options.json is not None and comm.rank == 0 and not os.access(options.json.parent, os.W_OK | os.X_OK):
+        problem = f"--json {options.json}: there is no directory {options.json.parent} that can be written to"
+    problem = comm.broadcast_object(problem)
+    if problem:
+        raise UsageError(problem)
 
 
 def _device(options: Options, comm: hc.Comm) -> torch.device:
@@ -149,8 +161,10 @@ def _resume(options: Options, comm: hc.Comm, trainer: Trainer, journal: Journal,
     if comm.rank == 0:
         try:
             found = _find(options, options.checkpoint_dir)
-        except (checkpoints.CheckpointError, OSError) as error:
+        except checkpoints.CheckpointError as error:
             problem = str(error)
+        except OSError as error:
+            problem = f"--checkpoint-dir {options.checkpoint_dir} cannot be used: {error}"
     problem, found = comm.broadcast_object((problem, found))
     if problem:
         raise UsageError(problem)

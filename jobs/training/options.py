@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,13 @@ def _at_least(least: int) -> Any:
     return number
 
 
+def _number(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, got {text}")
+    return value
+
+
 def parse(argv: Sequence[str] | None, description: str) -> Options:
     """The options; UsageError for what cannot be meant."""
     parser = _Parser(
@@ -84,8 +92,8 @@ def parse(argv: Sequence[str] | None, description: str) -> Options:
     add("--steps", type=_at_least(1), help="end after so many steps in all instead")
     add("--batch-size", type=_at_least(1), default=48, help="rows in a step of all ranks together (48)")
     add("--accumulate", type=_at_least(1), default=1, help="parts that a rank cuts its rows into (1)")
-    add("--lr", type=float, default=0.05, help="learning rate (0.05)")
-    add("--momentum", type=float, default=0.9, help="of SGD (0.9)")
+    add("--lr", type=_number, default=0.05, help="learning rate (0.05)")
+    add("--momentum", type=_number, default=0.9, help="of SGD (0.9)")
     add("--hidden", type=_at_least(1), default=128, help="width of the two hidden layers (128)")
     add("--dtype", choices=("float32", "float64"), default="float32", help="of the parameters (float32)")
     add("--seed", type=_at_least(0), default=1, help="of the weights and of the order of the data (1)")
@@ -127,6 +135,6 @@ def parse(argv: Sequence[str] | None, description: str) -> Options:
         found.backend = "nccl" if found.device == "cuda" else "mpi"
     if found.backend == "nccl" and found.device != "cuda":
         raise UsageError("--backend nccl is for GPUs: add --device cuda")
-    if not found.bucket_mb > 0:
+    if not 0 < found.bucket_mb < math.inf:
         raise UsageError(f"--bucket-mb must be more than 0, got {found.bucket_mb:g}")
     return Options(**vars(found))
