@@ -307,16 +307,18 @@ class _Detective:
                 f"{ranks_of(group)} {verb} not come there: {words.last_operation(self.job.dumps[group[0]])}"
             )
             late = self.job.dumps[group[0]].late
+            stopped = any(dump.neighbours.get(group[0]) in ("T", "t") for dump in self.job.dumps.values())
             if late is not None:
                 after_s = (late.since_s or 0.0) - (self.job.given_up_s or 0.0)
-                lines += [
-                    f"it came to {words.operation(late)} {words.seconds(after_s)} after the first rank had given up",
-                    "its process was stopped when others gave up (SIGSTOP or a debugger)"
-                    if any(dump.neighbours.get(group[0]) in ("T", "t") for dump in self.job.dumps.values())
-                    else "it was stopped (SIGSTOP, a debugger), got no CPU, or is too slow for the limit",
-                ]
+                lines.append(
+                    f"it came to {words.operation(late)} {words.seconds(after_s)} after the first rank had given up"
+                )
             else:
                 lines += [*stories, *self._hints(group)]
+            if stopped:
+                lines.append("its process was stopped when others gave up (SIGSTOP or a debugger)")
+            elif late is not None:
+                lines.append("it was stopped (SIGSTOP, a debugger), got no CPU, or is too slow for the limit")
             yield Finding(
                 "missing-rank",
                 group,

@@ -367,6 +367,19 @@ def test_hosts_and_processes(tmp_path: Path) -> None:
     assert "rank 5: its process is stopped (SIGSTOP or a debugger)" in text
 
 
+def test_a_stopped_process_that_wrote_its_dump_later(tmp_path: Path) -> None:
+    """The launcher wakes it when it ends the job; its dump does not tell that it was stopped."""
+    job = four([*STEP, End("computing")])
+    for rank in range(4):
+        document = job.document(rank)
+        assert document is not None
+        document["neighbours"] = [{"rank": 3, "pid": 1003, "state": "T"}] if rank == 0 else []
+        write_document(tmp_path, document)
+    found = diagnosis(tmp_path)
+    assert (found.kind, found.findings[0].ranks) == ("missing-rank", [3])
+    assert "its process was stopped when others gave up (SIGSTOP or a debugger)" in all_texts(found)
+
+
 def test_blocks_of_different_lengths(tmp_path: Path) -> None:
     job = Job(
         {r: [Call("allgather", count=r + 1, extra=(("uneven", True),)), allreduce(88)] for r in range(4)}
