@@ -1,6 +1,7 @@
 """Sphinx makes the site out of this directory: python -m sphinx -W --keep-going -n docs site"""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -60,5 +61,15 @@ class PagesAreOpened(SphinxPostTransform):
                 node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=False))
 
 
+def one_name_a_line(
+    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    """Of attributes that share a description napoleon understands the last alone."""
+    for index, line in reversed(list(enumerate(lines))):
+        if found := re.fullmatch(r"(\w+(?:, \w+)+) : (.*)", line):
+            lines[index : index + 1] = [f"{each} : {found[2]}" for each in found[1].split(", ")]
+
+
 def setup(app: Sphinx) -> None:
     app.add_post_transform(PagesAreOpened)
+    app.connect("autodoc-process-docstring", one_name_a_line, priority=400)  # before napoleon

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import hpccoll as hc
 import hpccoll.torch_backend  # where hpccoll is not installed
+from hpccoll import gradients
 
 comm = hc.world()
 dist.init_process_group("mpi")
@@ -22,6 +23,7 @@ def outcome(code: list[str], own: object) -> list[object]:
         "torch": torch,
         "dist": dist,
         "hc": hc,
+        "gradients": gradients,
         "MPI": MPI,
         "comm": own,
         "x": np.arange(4.0) + 10 * comm.rank,

@@ -13,7 +13,7 @@
 # .test-results/ too.
 #
 #     PYTHON=python3.12       the Python to make the environments with (python3)
-#     HPCCOLL_TEST_SUITE_S=N  seconds that one suite may take (1500)
+#     HPCCOLL_TEST_SUITE_S=N  seconds that one suite may take (2400)
 set -uo pipefail
 
 { # bash reads this to the end before it starts, so that the file may change meanwhile
@@ -39,7 +39,7 @@ while (($#)); do
 done
 
 PYTHON=${PYTHON:-python3}
-SUITE_S=${HPCCOLL_TEST_SUITE_S:-1500}
+SUITE_S=${HPCCOLL_TEST_SUITE_S:-2400}
 OMPI=$ROOT/.venv-test
 MPICH=$ROOT/.venv-test-mpich
 IMPI=$ROOT/.venv-test-impi

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import Mpirun
+from mpi_plugin import need
 
 ULFM = ("--with-ft", "ulfm")
 # Every rank that lives ends with one line of JSON.
@@ -46,8 +47,12 @@ MEET = "comm.agree(True)"
 IN_TURN = "comm.free(); old.free()"
 
 
-def survivors(mpirun: Mpirun, code: str, ranks: int = 4, status: int = 0, before: str = "") -> list[Any]:
-    done = mpirun(ranks, "-c", JOB.format(before=before, meet=MEET) + code, options=ULFM, check=False)
+def survivors(
+    mpirun: Mpirun, code: str, ranks: int = 4, status: int = 0, before: str = "", **env: str
+) -> list[Any]:
+    done = mpirun(
+        ranks, "-c", JOB.format(before=before, meet=MEET) + code, options=ULFM, check=False, env=env
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda facts: facts["rank"])
 
@@ -57,11 +62,9 @@ def survivors(mpirun: Mpirun, code: str, ranks: int = 4, status: int = 0, before
     [
         ("comm.allreduce(x)", IN_TURN),
         ("comm.allreduce(x)", ""),
-        ("comm.allreduce(3)", ""),
         ("comm.barrier()", ""),
         ("[w.wait() for w in [comm.allreduce(x, blocking=False) for _ in range(3)]]", IN_TURN),
         ("comm.recv(x, source=2, blocking=False).wait()", IN_TURN),
-        ("comm.recv(x)", ""),
         ("comm.dup()", ""),
     ],
 )
@@ -81,19 +84,56 @@ def test_three_of_four_go_on(mpirun: Mpirun, call: str, end: str) -> None:
     assert any(not facts["seen"][1] for facts in found)
 
 
-def test_revoke_wakes_a_rank_that_waits(mpirun: Mpirun) -> None:
-    """Nobody is dead here: rank 0 waits for a message that rank 1 will never send."""
+def test_check_mode_goes_along(mpirun: Mpirun) -> None:
+    """Its own communicator is revoked with the one that it checks, and the new one is checked as well."""
     code = """
+if comm.rank == 2:
+    die()
+errors = []
+for count in (4, 4 + (comm.rank == 1)):
+    try:
+        comm.allreduce(np.ones(count))
+    except (hc.ProcessFailedError, hc.MismatchError) as error:
+        errors.append(type(error).__name__)
+        if len(errors) == 1:
+            comm = comm.shrink()
+tell(errors=errors, total=comm.allreduce(1))
+comm.free()
+"""
+    found = survivors(mpirun, code, HPCCOLL_CHECK="1")
+    assert [facts["errors"] for facts in found] == [["ProcessFailedError", "MismatchError"]] * 3
+    assert [facts["total"] for facts in found] == [3] * 3
+
+
+def test_the_end_does_not_wait_for_the_dead(mpirun: Mpirun) -> None:
+    """Open MPI would, one time in twenty; whether its switch is set can be seen each time."""
+    code = """
+import ctypes
+from hpccoll import gate
+switch = ctypes.c_bool.in_dll(ctypes.CDLL(str(gate.library_path())), "ompi_async_mpi_finalize")
+before = switch.value
+comm.rank == 1 and die()
+comm = comm.shrink()
+tell(switch=[before, switch.value])
+"""
+    assert [facts["switch"] for facts in survivors(mpirun, code)] == [[False, True]] * 3
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+@pytest.mark.parametrize("call", ["comm.recv(x, source=1)", "comm.allreduce(x)"])
+def test_revoke_wakes_a_rank_that_waits(mpirun: Mpirun, call: str, check: str) -> None:
+    """Nobody is dead here: rank 0 waits for what rank 1 will never do."""
+    code = f"""
 try:
     if comm.rank == 0:
-        comm.recv(x, source=1)
+        {call}
     comm.revoke()
     comm.allreduce(x)
 except hc.ProcessFailedError as error:
     tell(ranks=list(error.ranks), revoked=error.revoked)
 comm.free()
 """
-    assert survivors(mpirun, code, ranks=2) == [
+    assert survivors(mpirun, code, ranks=2, HPCCOLL_CHECK=check) == [
         {"rank": rank, "ranks": [], "revoked": True} for rank in (0, 1)
     ]
 
@@ -134,6 +174,27 @@ def main(argv):
 run_program(main)
 """
     assert len(survivors(mpirun, code)) == 3
+
+
+def test_a_process_group_of_torch(mpirun: Mpirun) -> None:
+    """Its operations raise, and the end of the others, who meet there, goes without a word about it."""
+    need("torch")
+    code = """
+import torch.distributed as dist, torch, hpccoll.torch_backend
+dist.init_process_group("hpccoll", init_method="mpi://")
+comm.agree(True)
+comm.rank == 1 and die()
+try:
+    dist.all_reduce(torch.ones(3))
+except hc.ProcessFailedError as error:
+    comm = comm.shrink()
+    tell(runtime=isinstance(error, RuntimeError), total=comm.allreduce(1))
+"""
+    done = mpirun(3, "-c", JOB.format(before="", meet=MEET) + code, options=ULFM)
+    assert sorted(done.stdout.splitlines()) == [
+        f'{{"runtime": true, "total": 2, "rank": {rank}}}' for rank in (0, 1)
+    ]
+    assert "Traceback" not in done.stderr
 
 
 def test_a_failure_that_nobody_catches_ends_the_job(mpirun: Mpirun) -> None:

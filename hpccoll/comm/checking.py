@@ -23,7 +23,7 @@ from hpccoll.comm.signature import Signature, describe, pairs, sent, signature
 from hpccoll.errors import MismatchError, NotFiniteError
 from hpccoll.failures import transfer_error
 from hpccoll.recorder import exceptions, limits, ring, seam
-from hpccoll.recorder.dump import folded
+from hpccoll.recorder.places import folded
 
 __all__ = ["DEFAULT_LIMIT_S", "Agreement"]
 

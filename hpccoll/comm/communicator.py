@@ -24,7 +24,7 @@ from hpccoll.comm.moving import Moving
 from hpccoll.comm.reducing import Reducing
 from hpccoll.comm.surviving import Surviving
 from hpccoll.errors import ArgumentError, CommunicatorError
-from hpccoll.recorder import duty, job, ring, seam, settings
+from hpccoll.recorder import duty, job, places, ring, seam, settings
 from hpccoll.recorder.seam import ACTIVE, collective
 from hpccoll.work import finish_pending
 
@@ -191,7 +191,8 @@ def world() -> Comm:
         duplicate = seam.recorded(log, "world", MPI.COMM_WORLD.Dup)()
         duplicate.Set_name("hpccoll world")
         _need_one_check_mode(duplicate)
-        identity.introduce(duplicate.bcast(job.proposal() if duplicate.rank == 0 else None))
+        agreed = duplicate.bcast(job.proposal() if duplicate.rank == 0 else None)
+        identity.introduce(agreed, duplicate.allgather(places.own()))
         _world = Comm(duplicate, identity.of_world(duplicate))
         _world._owned = True
         cuda.self_test(duplicate)

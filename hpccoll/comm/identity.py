@@ -9,7 +9,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll import gate
-from hpccoll.recorder import dump, job
+from hpccoll.recorder import job, places
 from hpccoll.recorder.ring import Log
 
 __all__ = ["introduce", "of_child", "of_world", "of_wrapped"]
@@ -18,9 +18,9 @@ _key = MPI.Comm.Create_keyval()
 _wrapped: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
-def introduce(agreed: dict[str, Any]) -> None:
-    """Tell the recorder about the job."""
-    job.enter(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, gate.library_version(), agreed)
+def introduce(agreed: dict[str, Any], where: Sequence[places.Place] = ()) -> None:
+    """Tell the recorder about the job. `where` are the places of all ranks, if they are known."""
+    job.enter(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, gate.library_version(), agreed, where)
 
 
 def of_world(mpi: Any) -> Log:
@@ -58,7 +58,7 @@ def of_wrapped(mpi: Any) -> Log:
 
 def of_members(ranks: Sequence[int], rank: int) -> Log:
     """The record of what some ranks of torch's default group do together before they have a communicator."""
-    id = f"torch:new_group({dump.folded(ranks)})"
+    id = f"torch:new_group({places.folded(ranks)})"
     return Log(id, id, rank, list(ranks))
 
 

@@ -84,6 +84,8 @@ def _plain(value: Any) -> Any:
 
 
 def _name(dtype: Any) -> str:
+    if getattr(dtype, "hasobject", False):  # which the table must not learn to know
+        return str(dtype)
     try:
         return dtype_of(dtype).name
     except (AttributeError, TypeError):

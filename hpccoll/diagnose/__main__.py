@@ -25,7 +25,7 @@ _NO_DUMPS = """\
 
 
 def _parser() -> argparse.ArgumentParser:
-    from hpccoll.diagnose.verdicts import KINDS
+    from hpccoll.diagnose.findings import KINDS
 
     table = "\n".join(f"  {status:2}  {kind:19} {text}" for kind, (status, text) in KINDS.items())
     parser = argparse.ArgumentParser(
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def document(found: Diagnosis) -> dict[str, Any]:
     """What ``--json`` writes."""
-    from hpccoll.diagnose.verdicts import KINDS
+    from hpccoll.diagnose.findings import KINDS
 
     job = found.job
     return {
@@ -117,7 +117,7 @@ def document(found: Diagnosis) -> dict[str, Any]:
 
 def report(found: Diagnosis) -> Iterator[str]:
     """The diagnosis for people."""
-    from hpccoll.diagnose.verdicts import KINDS
+    from hpccoll.diagnose.findings import KINDS
 
     job = found.job
     dumps = list(job.dumps.values())

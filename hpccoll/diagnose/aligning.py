@@ -12,6 +12,8 @@ __all__ = ["Communicators", "Mismatch", "mismatches"]
 
 # Where every rank must pass as many elements as the others, unless it says that the blocks are uneven.
 _EVEN = {"allreduce", "reduce", "broadcast", "scan", "exscan", "reduce_scatter", "allgather", "alltoall"}
+# In torch these take tensors of different lengths without a word.
+_UNEVEN_IN_TORCH = {"reduce_scatter", "allgather", "alltoall", "gather"}
 # Here the root passes another object than the others.
 _ROOTED = {"gather", "scatter"}
 _REDUCTIONS = {"allreduce", "reduce", "scan", "exscan", "reduce_scatter"}
@@ -135,7 +137,8 @@ def _values(
         yield call.op, ranks
     elif what in ("dtype", "count") and not call.method.endswith("_object"):
         value = call.dtype if what == "dtype" else call.elements
-        if value is None or (what == "count" and call.uneven):
+        uneven = call.uneven or (call.comm.startswith("torch:") and call.method in _UNEVEN_IN_TORCH)
+        if value is None or (what == "count" and uneven):
             return
         if call.method in _ROOTED:
             root = comms.world_rank(comm, call.root)

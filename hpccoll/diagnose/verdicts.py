@@ -3,94 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hpccoll.diagnose import words
 from hpccoll.diagnose.aligning import Communicators, Mismatch, mismatches, shift
-from hpccoll.diagnose.dumps import Call, Dump, Operation
+from hpccoll.diagnose.circles import cycle
+from hpccoll.diagnose.dumps import Call, Dump
+from hpccoll.diagnose.findings import KINDS, MOST_STORIES, ORDER, Finding
 from hpccoll.diagnose.lost import lost
 from hpccoll.diagnose.reading import Job
 from hpccoll.diagnose.waiting import Graph, Node, Unmatched, user_frame
 from hpccoll.diagnose.words import ranks_of
 
-__all__ = ["KINDS", "Diagnosis", "Finding", "diagnose"]
-
-KINDS = {
-    "nothing": (0, "nothing wrong found"),
-    "operation-mismatch": (10, "ranks are in different operations"),
-    "argument-mismatch": (11, "ranks called an operation with different arguments"),
-    "skipped-collective": (12, "a rank left out a collective, or made one too many"),
-    "order-swapped": (
-        13,
-        "collectives of several communicators were called in different order, or not by all members",
-    ),
-    "missing-rank": (14, "a rank did not come to an operation that others wait in"),
-    "rank-raised": (15, "a rank raised an exception"),
-    "rank-exited": (16, "a rank came to its end before the others"),
-    "no-dump": (17, "a rank left no dump: killed, out of memory, stopped, or its host is lost"),
-    "unmatched-message": (18, "a send and a receive do not fit together"),
-    "cycle": (19, "ranks wait for one another in a circle of sends and receives"),
-    "all-inside": (20, "all ranks are inside the same operation: the network, or a rank that is frozen"),
-    "check": (21, "check mode refused an operation"),
-    "terminated": (22, "the job was ended from outside"),
-    "unknown": (23, "the dumps do not tell"),
-}
-"""Exit status and meaning of every kind of finding."""
-
-# Several kinds in one job: which is the cause, and which may follow from it.
-_ORDER = (
-    "skipped-collective",
-    "operation-mismatch",
-    "argument-mismatch",
-    "check",
-    "rank-raised",
-    "unmatched-message",
-    "order-swapped",
-    "cycle",
-    "rank-exited",
-    "no-dump",
-    "missing-rank",
-    "all-inside",
-    "terminated",
-    "unknown",
-)
-_MOST_STORIES = 5
-
-
-@dataclass
-class Finding:
-    """One thing that is wrong.
-
-    Attributes
-    ----------
-    kind : str
-        A key of `KINDS`.
-    ranks : list of int
-        The guilty ones; of all that are involved, if nothing tells who is.
-    lines : list of str
-        What happened, in words.
-    waiting : list of int
-        Ranks that wait, over whatever way, because of it.
-    comm, seq : str, int or None
-        The collective that it shows at.
-    sites : list of str
-        The guilty ranks' lines of code.
-    minor : bool
-        It is a fault, but the job went on after it.
-    """
-
-    kind: str
-    ranks: list[int]
-    lines: list[str]
-    waiting: list[int] = field(default_factory=list)
-    comm: str | None = None
-    seq: int | None = None
-    sites: list[str] = field(default_factory=list)
-    minor: bool = False
-
-    @property
-    def status(self) -> int:
-        return KINDS[self.kind][0]
+__all__ = ["Diagnosis", "diagnose"]
 
 
 @dataclass
@@ -116,7 +41,7 @@ def diagnose(job: Job) -> Diagnosis:
     comms = Communicators(job)
     graph = Graph(comms)
     findings = list(_Detective(job, comms, graph).findings())
-    findings.sort(key=lambda item: (item.minor, _ORDER.index(item.kind), -len(item.waiting), item.ranks[:1]))
+    findings.sort(key=lambda item: (item.minor, ORDER.index(item.kind), -len(item.waiting), item.ranks[:1]))
     return Diagnosis(job, comms, graph, findings)
 
 
@@ -143,7 +68,7 @@ class _Detective:
             ranks = sorted(node for node in part if isinstance(node, int))
             if len(part) > 1 and ranks:
                 if not explained & set(part):
-                    yield self._cycle(part, ranks)
+                    yield cycle(self.graph, part, ranks)
             elif ranks:
                 roots.setdefault(self._state(ranks[0]), []).append(ranks[0])
             elif part[0] not in explained and isinstance(part[0], tuple):
@@ -168,10 +93,10 @@ class _Detective:
         lines = [
             f"{ranks_of(ranks)} {verb if len(ranks) > 1 or verb == 'called' else 'is in'} "
             f"{words.called(call, found.seq)}"
-            for call, ranks in found.sides[:_MOST_STORIES]
+            for call, ranks in found.sides[:MOST_STORIES]
         ]
-        if len(found.sides) > _MOST_STORIES:
-            lines.append(f"and {len(found.sides) - _MOST_STORIES} more sides")
+        if len(found.sides) > MOST_STORIES:
+            lines.append(f"and {len(found.sides) - MOST_STORIES} more sides")
         if found.what != "operation":
             lines.append(f"the {found.what} differs")
         if found.aside:
@@ -224,99 +149,6 @@ class _Detective:
         sites = [item.call.site for item in (found.sending, found.receiving) if item.call.site]
         waiting = [rank for rank in self.graph.waits_for([pair]) if rank not in ranks]
         return Finding("unmatched-message", ranks, lines, waiting, found.sending.call.comm, None, sites)
-
-    # ---- circles
-
-    def _cycle(self, part: Sequence[Node], ranks: list[int]) -> Finding:
-        inside = set(ranks)
-        groups: dict[tuple[Call, int], list[int]] = {}
-        for rank in ranks:
-            for item in self.graph.waiting.get(rank, ()):
-                groups.setdefault((item.call, item.seq), []).append(rank)
-        collective = all(call.kind == "collective" for call, _ in groups)
-        kind = "order-swapped" if collective else "cycle"
-        lines: list[str] = []
-        if collective:
-            operations: dict[tuple[str, int], list[int]] = {}
-            for (call, seq), members in groups.items():
-                operations.setdefault((call.comm, seq), []).extend(members)
-            for (call, seq), members in list(groups.items())[:_MOST_STORIES]:
-                node = ("op", call.comm, seq)
-                missed = [rank for rank in self.graph.ranks_from(node) if rank in inside]
-                verb = "wait" if len(members) > 1 else "waits"
-                lines.append(
-                    f"{ranks_of(members)} {verb} in {words.called(call, seq)} for {ranks_of(missed)}"
-                )
-            sizes = sorted((len(set(members)) for members in operations.values()), reverse=True)
-            guilty = ranks
-            if len(sizes) > 1 and sizes[0] > sizes[1]:
-                most = max(operations.values(), key=lambda members: len(set(members)))
-                guilty = sorted(inside - set(most))
-        elif any(call.kind == "collective" for call, _ in groups):
-            kind, guilty, lines = self._left_alone(ranks)
-        else:
-            guilty = circle = self._circle(part, ranks)
-            for rank, target in list(zip(circle, [*circle[1:], circle[0]], strict=True))[:20]:
-                item = self._leading(rank, target)
-                lines.append(f"rank {rank} waits in {words.operation(item)} for rank {target}")
-            if len(circle) > 20:
-                lines.append(f"and so on, through {len(circle)} ranks, back to rank {circle[0]}")
-            if len(ranks) > len(circle):
-                lines.append(f"{ranks_of(ranks)} are in such circles")
-        sites = {
-            item.call.site for rank in guilty for item in self.graph.waiting.get(rank, ()) if item.call.site
-        }
-        return Finding(
-            kind,
-            list(guilty) if collective else sorted(guilty),
-            lines,
-            sorted(set(self.graph.waits_for(part)) | (inside - set(guilty))),
-            sites=sorted(sites),
-        )
-
-    def _left_alone(self, ranks: list[int]) -> tuple[str, list[int], list[str]]:
-        """Messages and collectives in one circle: a message is missing whose other side has gone on."""
-        guilty: set[int] = set()
-        lines: list[str] = []
-        for rank in ranks:
-            for item in self.graph.waiting.get(rank, ()):
-                for partner in self._partners(item):
-                    on = [
-                        other
-                        for other in self.graph.waiting.get(partner, ())
-                        if other.call.kind == "collective"
-                    ]
-                    if on and partner in ranks and partner in self.graph.edges[rank]:
-                        guilty |= {rank, partner}
-                        lines.append(f"rank {rank} waits in {words.operation(item)} for rank {partner}")
-                        lines.append(
-                            f"rank {partner} has no such message under way: it is in {words.operation(on[0])}"
-                        )
-        return "unmatched-message", sorted(guilty or ranks), lines[: 2 * _MOST_STORIES]
-
-    def _partners(self, item: Operation) -> list[int]:
-        call = item.call
-        if call.kind != "p2p":
-            return []
-        found = (self.comms.world_rank(call.comm, rank) for rank in (call.dest, call.source))
-        return [rank for rank in found if rank is not None]
-
-    def _circle(self, part: Sequence[Node], ranks: list[int]) -> list[int]:
-        inside = set(part)
-        way = [ranks[0]]
-        while True:
-            following = min(rank for rank in self.graph.ranks_from(way[-1]) if rank in inside)
-            if following in way:
-                return way[way.index(following) :]
-            way.append(following)
-
-    def _leading(self, rank: int, target: int) -> Operation:
-        """The operation of a rank that waits for another one."""
-        operations = self.graph.waiting[rank]
-        for item in operations:
-            if target in self._partners(item):
-                return item
-        return operations[0]
 
     # ---- everybody is there
 
@@ -388,7 +220,7 @@ class _Detective:
             ):
                 groups.setdefault((dump.reason, *words.raised(dump)), []).append(dump)
         ordered = sorted(groups.items(), key=lambda entry: min(dump.written_s for dump in entry[1]))
-        for (reason, line, where), dumps in ordered[:_MOST_STORIES]:
+        for (reason, line, where), dumps in ordered[:MOST_STORIES]:
             ranks = [dump.rank for dump in dumps]
             if reason == "check":
                 text = [dumps[0].message or line, f"raised on {ranks_of(ranks)} at {where}"]
@@ -400,8 +232,8 @@ class _Detective:
             site = where.partition(" in ")[0]
             kind = "check" if reason == "check" else "rank-raised"
             yield Finding(kind, ranks, text, self.graph.waits_for(ranks), sites=[site])
-        if len(ordered) > _MOST_STORIES:
-            rest = sorted(dump.rank for _, dumps in ordered[_MOST_STORIES:] for dump in dumps)
+        if len(ordered) > MOST_STORIES:
+            rest = sorted(dump.rank for _, dumps in ordered[MOST_STORIES:] for dump in dumps)
             yield Finding("rank-raised", rest, [f"{ranks_of(rest)} raised other exceptions, later"])
 
     # ---- ranks that wait for nobody
@@ -433,7 +265,7 @@ class _Detective:
                 "unknown",
                 late,
                 [
-                    *{dumps[rank].message for rank in late[:_MOST_STORIES]},
+                    *{dumps[rank].message for rank in late[:MOST_STORIES]},
                     *self._stories(late),
                     "no operation of theirs is under way",
                 ],
@@ -479,7 +311,9 @@ class _Detective:
                 after_s = (late.since_s or 0.0) - (self.job.given_up_s or 0.0)
                 lines += [
                     f"it came to {words.operation(late)} {words.seconds(after_s)} after the first rank had given up",
-                    "it was stopped (SIGSTOP, a debugger), got no CPU, or is too slow for the limit",
+                    "its process was stopped when others gave up (SIGSTOP or a debugger)"
+                    if any(dump.neighbours.get(group[0]) in ("T", "t") for dump in self.job.dumps.values())
+                    else "it was stopped (SIGSTOP, a debugger), got no CPU, or is too slow for the limit",
                 ]
             else:
                 lines += [*stories, *self._hints(group)]
@@ -499,7 +333,7 @@ class _Detective:
             dump = self.job.dumps[rank]
             groups.setdefault((words.doing(dump), words.last_operation(dump)), []).append(rank)
         ordered = sorted(groups.items(), key=lambda entry: (len(entry[1]), entry[1]))
-        for (doing, last), group in ordered[:_MOST_STORIES]:
+        for (doing, last), group in ordered[:MOST_STORIES]:
             dump = self.job.dumps[group[0]]
             if dump.reason == "exit":
                 yield [last], group
@@ -512,7 +346,7 @@ class _Detective:
                     ],
                     group,
                 )
-        rest = sorted(rank for _, group in ordered[_MOST_STORIES:] for rank in group)
+        rest = sorted(rank for _, group in ordered[MOST_STORIES:] for rank in group)
         if rest:
             yield ["each at another place"], rest
 
@@ -532,10 +366,10 @@ class _Detective:
         lines = [
             f"{ranks_of(members)} {'wait' if len(members) > 1 else 'waits'} in {words.called(call, seq or None)} "
             f"for {ranks_of(ranks)}"
-            for (call, seq), members in ordered[:_MOST_STORIES]
+            for (call, seq), members in ordered[:MOST_STORIES]
         ]
-        if len(ordered) > _MOST_STORIES:
-            lines.append(f"and others in {len(ordered) - _MOST_STORIES} more operations")
+        if len(ordered) > MOST_STORIES:
+            lines.append(f"and others in {len(ordered) - MOST_STORIES} more operations")
         return lines
 
     def _near(self, ranks: Iterable[int]) -> set[Node]:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from hpccoll.diagnose.aligning import Communicators
 from hpccoll.diagnose.dumps import Call, Dump, Frame, Operation
 
-__all__ = ["Graph", "Node", "Unmatched", "inside_hpccoll", "user_frame", "waits_in"]
+__all__ = ["Graph", "Node", "Unmatched", "connected", "inside_hpccoll", "user_frame", "waits_in"]
 
 Node = int | tuple[object, ...]
 """A rank, ``("op", comm, seq)``, ``("behind", comm, issued)``, ``("any", comm)`` or ``("pair", lower, higher)``."""
@@ -340,13 +340,12 @@ def _tags_agree(one: Operation, other: Operation) -> bool:
     return left == right or "any" in (left, right) or None in (left, right)
 
 
-def _sinks(starts: Iterable[Node], edges: dict[Node, list[Node]]) -> list[list[Node]]:
-    """Strongly connected parts that can be reached and have no edge out (Tarjan's algorithm, without recursion)."""
+def connected(starts: Iterable[Node], edges: dict[Node, list[Node]]) -> list[list[Node]]:
+    """Strongly connected parts of what can be reached (Tarjan's algorithm, without recursion)."""
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     on_stack: set[Node] = set()
     stack: list[Node] = []
-    part_of: dict[Node, int] = {}
     parts: list[list[Node]] = []
     for start in starts:
         if start in index:
@@ -377,10 +376,16 @@ def _sinks(starts: Iterable[Node], edges: dict[Node, list[Node]]) -> list[list[N
                     while True:
                         member = stack.pop()
                         on_stack.discard(member)
-                        part_of[member] = len(parts)
                         part.append(member)
                         if member == node:
                             break
                     parts.append(part)
+    return parts
+
+
+def _sinks(starts: Iterable[Node], edges: dict[Node, list[Node]]) -> list[list[Node]]:
+    """The parts that have no edge out of them."""
+    parts = connected(starts, edges)
+    part_of = {node: number for number, part in enumerate(parts) for node in part}
     leaves = {part_of[n] for n in part_of for t in edges.get(n, ()) if part_of[t] != part_of[n]}
     return [part for number, part in enumerate(parts) if number not in leaves]

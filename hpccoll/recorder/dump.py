@@ -7,20 +7,19 @@ import linecache
 import math
 import operator
 import os
-import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hpccoll._version import __version__
 from hpccoll.aside import write_aside
 from hpccoll.environment import detect
-from hpccoll.recorder import ring, seam, sites
+from hpccoll.recorder import places, ring, seam, sites
 from hpccoll.recorder.job import Job, known
+from hpccoll.recorder.places import folded
 
 __all__ = ["SCHEMA", "file_of", "write"]
 
@@ -106,8 +105,10 @@ def _document(
         "rank": job.rank,
         "size": job.size,
         "local_rank": None if launch is None else launch.local_rank,
-        "host": socket.gethostname().partition(".")[0],
+        "host": places.own()[0],
         "pid": job.pid,
+        "hosts": dict(job.hosts),
+        "neighbours": places.states_of(job.neighbours),
         "job": _batch_job(),
         "reason": reason,
         "message": message,
@@ -169,21 +170,6 @@ def _communicators(entries: list[list[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def folded(ranks: Sequence[int]) -> str:
-    """``0-3,7``; a plain comma list where they do not ascend, so that the order is kept."""
-    if isinstance(ranks, range):
-        return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
-    if list(ranks) != sorted(ranks):
-        return ",".join(map(str, ranks))
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
 def operations(
     entries: list[list[Any]], offset_ns: int, names: dict[int | None, str]
 ) -> list[dict[str, Any]]:
@@ -230,6 +216,8 @@ def _operation(entry: list[Any], number: int, offset_ns: int, names: dict[int | 
         "blocking": bool(entry[ring.BLOCKING]),
         "thread": names.get(entry[ring.THREAD], f"ended thread {entry[ring.THREAD]}"),
     }
+    if given.get("counts") is not None:
+        operation["uneven"] = True
     if method in log.names:
         operation["called_as"] = log.names[method]
     return {key: _plain(value) for key, value in operation.items()}

@@ -9,12 +9,12 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpccoll.recorder import settings
+from hpccoll.recorder import places, settings
 
 __all__ = ["Job", "enter", "known", "proposal", "proposal_of_launcher"]
 
@@ -39,6 +39,10 @@ class Job:
         Whether the ranks wait for one another at their end.
     entered_s : float
         Unix time.
+    hosts : mapping of str to str
+        The ranks of each host, ``"0-3"``; empty while they are not known.
+    neighbours : mapping of int to int
+        Process numbers of the other ranks on this host.
     """
 
     rank: int
@@ -49,6 +53,8 @@ class Job:
     mpi: str
     meets: bool
     entered_s: float
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    neighbours: Mapping[int, int] = field(default_factory=dict)
 
 
 _job: Job | None = None
@@ -85,9 +91,10 @@ def proposal_of_launcher() -> dict[str, Any]:
     return {**agreed, "meets": False}
 
 
-def enter(rank: int, size: int, mpi: str, agreed: dict[str, Any]) -> None:
-    """Make the job known. `agreed` is rank 0's `proposal`."""
+def enter(rank: int, size: int, mpi: str, agreed: dict[str, Any], where: Sequence[places.Place] = ()) -> None:
+    """Make the job known. `agreed` is rank 0's `proposal`, `where` the places of all ranks, or nothing."""
     global _job
+    hosts, neighbours = places.laid_out(where, rank) if where else ({}, {})
     _job = Job(
         rank=rank,
         size=size,
@@ -97,6 +104,8 @@ def enter(rank: int, size: int, mpi: str, agreed: dict[str, Any]) -> None:
         mpi=mpi,
         meets=agreed["meets"] and size > 1,
         entered_s=time.time(),
+        hosts=hosts,
+        neighbours=neighbours,
     )
     for call in when_entered:
         call(_job)
@@ -106,4 +115,4 @@ def end_meeting() -> None:
     """Do not wait for the others at the end: some of them are known to be lost."""
     global _job
     if _job is not None:
-        _job = Job(**{**vars(_job), "meets": False})
+        _job = replace(_job, meets=False)

@@ -30,7 +30,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 OPTIONS: dict[str, tuple[str, ...]] = {}
 """Method -> the options that are recorded. An entry holds the value of a single one, or a tuple."""
 
-_RECORDED = ("op", "root", "dest", "source", "tag")
+_RECORDED = ("op", "root", "counts", "dest", "source", "tag")
 
 # A wrapper with the method's own signature costs a third of one with *args and **kwargs, and all of this together has
 # to stay below a microsecond. So it is put together as text, like the methods of a dataclass.

@@ -21,7 +21,7 @@ from hpccoll.recorder import dump, limits, ring, seam, settings, signals
 from hpccoll.recorder.job import Job, known
 from hpccoll.recorder.peers import Peers
 
-__all__ = ["over_limit", "start"]
+__all__ = ["attend", "over_limit", "start"]
 
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
 # Longer between two looks than was asked for: the process was stopped, or could not run. That is nobody's limit.
@@ -33,6 +33,7 @@ _started_in = 0
 _wake: tuple[int, int] = (-1, -1)
 _stalls: list[tuple[int, int]] = []
 _standing_by = False
+_attends = False
 
 
 def start() -> None:
@@ -53,6 +54,14 @@ def start() -> None:
     threading.Thread(target=_watch, name="hpccoll watchdog", daemon=True).start()
 
 
+def attend() -> None:
+    """Dump when another rank asks for it, also while no limit is in force here."""
+    global _attends
+    if not _attends:
+        _attends = True
+        start()
+
+
 def _watch() -> None:
     dump.hidden_threads.add(threading.get_ident())
     peers: Peers | None = None
@@ -66,7 +75,7 @@ def _watch() -> None:
 
 def _look(job: Job, peers: Peers | None) -> Peers | None:
     limit_s = min(limits.in_force(), default=None)
-    look_s = _LONGEST_LOOK_S if peers is not None else None
+    look_s = _LONGEST_LOOK_S if _attends else None
     if limit_s is not None:
         look_s = min(max(limit_s / 10, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
     _stand_by(limit_s)
@@ -74,10 +83,12 @@ def _look(job: Job, peers: Peers | None) -> Peers | None:
     received = _wait(look_s)
     _note_stall(before, look_s)
     signals.act(received)
-    if limit_s is not None and (peers is None or peers.job is not job):
-        peers = Peers(job)
-    if peers is None:
+    if limit_s is not None:
+        attend()  # from now on: others may be over a limit that this rank has behind it
+    if not _attends:
         return None
+    if peers is None or peers.job is not job:
+        peers = Peers(job)
     entry = _first_over_limit()
     if entry is not None:
         _end(job, peers, *entry)

@@ -48,10 +48,18 @@ def _leave() -> None:
     # MPI_Finalize waits for the other ranks. A rank whose operation has timed out waits here, and not for ever.
     from mpi4py import MPI
 
+    from hpccoll import failures
+
     if MPI.Is_finalized() or os.getpid() != _process:
         return
+    if failures.failed_ranks(MPI.COMM_WORLD):
+        return  # in a job that goes on without them; nobody can wait for the dead
     with watched():
-        _meet(MPI)
+        try:
+            _meet(MPI)
+        except MPI.Exception as error:
+            if not failures.is_of_a_failure(error):
+                raise
 
 
 def _meet(MPI: Any) -> None:

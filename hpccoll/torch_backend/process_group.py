@@ -22,7 +22,7 @@ from hpccoll import reductions
 from hpccoll.buffers import dtype_of
 from hpccoll.comm import Comm, identity
 from hpccoll.failures import transfer_error
-from hpccoll.recorder import exceptions, ring, seam, sites
+from hpccoll.recorder import exceptions, ring, seam, sites, watchdog
 from hpccoll.torch_backend import ending, limits, torch_internals
 from hpccoll.torch_backend.work import DONE, DoneWork, PendingWork
 from hpccoll.work import Work
@@ -105,6 +105,7 @@ class MpiProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.limit_s: float = lowest_s
         self._is_limited = lowest_s != default_s or highest_s != default_s
         if self._is_limited:
+            watchdog.attend()
             self._comm = limits.LimitedComm(
                 self._mpi, lowest_s, self._get_sequence_number_for_group, self._on_timeout, self._log
             )

@@ -25,8 +25,9 @@ from synthetic_dumps import (
 
 from hpccoll.diagnose.__main__ import main
 from hpccoll.diagnose.dumps import SCHEMA
+from hpccoll.diagnose.findings import KINDS
 from hpccoll.diagnose.reading import read
-from hpccoll.diagnose.verdicts import KINDS, Diagnosis, diagnose
+from hpccoll.diagnose.verdicts import Diagnosis, diagnose
 
 STEP = [allreduce(10), broadcast(11), allreduce(12, op="max")]
 TWO = {"rows": range(4), "cols": range(4)}

@@ -48,14 +48,14 @@ def examine(found: Programs, comms: dict[str, Sequence[int]], eager: bool) -> Di
         return diagnose(read([Job(found, comms, eager=eager).write(Path(directory) / "dumps")]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(programs())
 def test_nothing_is_found_in_a_correct_program(case: tuple[Programs, dict[str, Sequence[int]]]) -> None:
     found = examine(*case, eager=True)
     assert found.kind == "nothing", found.findings
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(programs(), st.sampled_from(FAULTS), st.data())
 def test_the_guilty_rank_is_named(
     case: tuple[Programs, dict[str, Sequence[int]]], fault: str, data: st.DataObject
@@ -70,9 +70,12 @@ def test_the_guilty_rank_is_named(
     assert found.findings, "nothing was found"
     first = found.findings[0]
     assert guilty in first.ranks, found.findings
-    if first.kind == "unmatched-message":  # what is missing at one rank may be too much at the other
+    if first.kind in (
+        "unmatched-message",
+        "cycle",
+    ):  # what is missing at one rank may be too much at the other
         assert fault in ("no send", "tag", "left out"), found.findings
-        assert len(first.ranks) == 2, found.findings
+        assert first.kind == "cycle" or len(first.ranks) == 2, found.findings
     else:
         assert first.ranks == [guilty], found.findings
 

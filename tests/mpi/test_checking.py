@@ -13,6 +13,8 @@ import torch
 
 import hpccoll as hc
 
+pytestmark = pytest.mark.mpi(min_size=2)
+
 X = np.arange(12.0).reshape(6, 2)
 
 
@@ -104,6 +106,22 @@ def test_the_call_sites_are_named(checked):
     file = re.escape("test_checking.py")
     assert re.search(rf"broadcast\(int64\[2, 1\], root=1\) at \S*{file}:{begin + 4} in \S*go$", lines[1])
     assert re.search(rf"allreduce\(float32\[3\], op=max\) at \S*{file}:{begin + 2} in \S*go$", lines[2])
+
+
+def test_wrong_arguments_are_refused_as_ever(checked):
+    """Where all ranks pass the same."""
+    for call in (
+        lambda: checked.allreduce(np.array([None, "x"])),
+        lambda: checked.allreduce(X, op="mean"),
+        lambda: checked.broadcast(X.copy(), root=checked.size),
+        lambda: checked.broadcast(X.copy(), root=None),
+        lambda: checked.allgather(X, counts=5),
+        lambda: checked.alltoall(X, send_counts="x"),
+        lambda: checked.alltoall(X, send_counts=[1.5], recv_counts=[None]),
+        lambda: checked.allreduce("x"),
+    ):
+        refused(checked, hc.ArgumentError, call)
+    assert checked.allreduce(1) == checked.size
 
 
 def test_nothing_has_been_sent(checked):
@@ -240,8 +258,9 @@ def test_who_does_not_come_is_named(comm):
             f"  rank{'s 0-' + str(last - 1) if last > 1 else ' 0'}: allreduce(float64[6, 2], op=sum) at "
             in text
         )
-        with pytest.raises(hc.MismatchError):  # no way back
+        with pytest.raises(hc.MismatchError) as again:  # no way back, and nothing to wait for
             made.barrier()
+        assert again.value is caught.value
     comm.barrier()
     if comm.rank == last:  # and who comes late hears of it
         with pytest.raises(hc.MismatchError, match=rf"rank {last} has not come to it") as caught:

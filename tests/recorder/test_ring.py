@@ -201,7 +201,7 @@ operations()
     [(range(4), "0-3"), (range(2, 3), "2"), ([0, 1, 2, 7], "0-2,7"), ([3, 1, 2], "3,1,2"), ([5], "5")],
 )
 def test_ranks_in_few_words(ranks: Any, text: str) -> None:
-    from hpccoll.recorder.dump import folded
+    from hpccoll.recorder.places import folded
 
     assert folded(ranks) == text
 

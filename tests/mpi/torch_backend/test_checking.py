@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 import hpccoll as hc
 
+pytestmark = pytest.mark.mpi(min_size=2)
+
 
 @pytest.fixture(params=["torch's own limit", "a limit"])
 def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
