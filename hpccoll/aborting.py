@@ -38,6 +38,8 @@ _FINALIZE_LIMIT_S = settings.seconds(
 # On COMM_WORLD, where hpccoll itself sends nothing else; every MPI has tags up to 32767.
 _TAG = 32713
 
+_STARTERS = (__file__, os.path.join(os.path.dirname(__file__), "run.py"))
+
 _installed = False
 _process = 0
 _exit_at_once = os._exit
@@ -244,7 +246,8 @@ def _report_and_end(
         if interrupted:
             text = f"{where}: interrupted\n"
         else:
-            text = f"{where}:\n" + "".join(traceback.format_exception(kind, error, trace))
+            shown = _from_the_script(kind, trace)
+            text = f"{where}:\n" + "".join(traceback.format_exception(kind, error, shown))
         exceptions.note(error)
         _flush()
         ends_here = world is not None or thread is not None or _other_threads()
@@ -260,6 +263,21 @@ def _report_and_end(
             raise SystemExit(status)  # from a hook, this is taken as the status
     finally:
         _once.release()
+
+
+def _from_the_script(kind: type[BaseException], trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames that have brought the user's code to run: runpy's, run.py's, `run_program`'s."""
+    found = trace
+    while found is not None and found.tb_frame.f_code is not run_program.__code__:
+        found = found.tb_next
+    if found is None:
+        return trace  # not run by run_program
+    while found is not None and (
+        found.tb_frame.f_code.co_filename in _STARTERS or found.tb_frame.f_globals.get("__name__") == "runpy"
+    ):
+        found = found.tb_next
+    # A script with an error of syntax has no frame of its own.
+    return trace if found is None and not issubclass(kind, SyntaxError) else found
 
 
 def _where(world: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _OK, _FAILED, _USAGE = 0, 1, 2
 FORMAT = "hpccoll.compare/1"
+
+_MOST_PERCENT = 1000
+_ENOUGH_RUNS = 5
 
 
 def share(text: str) -> float:
@@ -136,8 +140,21 @@ def _name(item: Comparison) -> str:
     return " ".join(str(part) for part in parts if part is not None)
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+def _percent(ratio: float | None) -> str:
+    """The change; the interval of a few repetitions may reach much further than any number says something."""
+    if ratio is None or math.isnan(ratio):
+        return "n/a"
+    return f"> {_MOST_PERCENT} %" if ratio > 1 + _MOST_PERCENT / 100 else f"{100 * (ratio - 1):+.1f} %"
+
+
+def _advice(base: Side, new: Side, found: Sequence[Comparison]) -> str:
+    """What to do about verdicts that are unsure."""
+    if not base.unit == new.unit == "run":
+        return "measure with more --launches, or several runs a side"
+    fewest = min(min(item.base_repetitions, item.new_repetitions) for item in found)
+    if fewest >= _ENOUGH_RUNS:
+        return "measure more runs a side"
+    return f"{fewest} run{'s' * (fewest != 1)} a side are few: measure more, {_ENOUGH_RUNS} or so"
 
 
 def _print(
@@ -164,8 +181,8 @@ def _print(
             number(item.new_us),
             f"{item.base_repetitions}/{item.new_repetitions}",
             _percent(item.ratio),
-            "n/a" if item.low is None else _percent(item.low),
-            "n/a" if item.high is None else _percent(item.high),
+            _percent(item.low),
+            _percent(item.high),
             number(item.effect, ".1f"),
             item.verdict + (f" (two modes: {item.multimodal})" if item.multimodal else ""),
         ]
@@ -179,7 +196,7 @@ def _print(
             "To have that in them too, give a directory of several runs for each side, measured in turns."
         )
     if any(item.verdict == "unsure" for item in found):
-        print("\nunsure: not enough data; measure with more --launches, or several runs a side")
+        print(f"\nunsure: not enough data; {_advice(base, new, found)}")
     if differences:
         print_table(
             (

@@ -18,7 +18,7 @@ _PARTS = ("collectives", "overhead", "half", "ddp", "overlap")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; `argv` as on the command line."""
-    parser = argparse.ArgumentParser(prog="python -m hpccoll.torch_bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="hpccoll torch_bench", description=__doc__)
     parser.add_argument("--part", action="append", choices=_PARTS, help="only this part; may be repeated")
     parser.add_argument("-b", "--min-bytes", default="4", help="smallest message of the collectives (4)")
     parser.add_argument("-e", "--max-bytes", default="16M", help="largest message (16M)")

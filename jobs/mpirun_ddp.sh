@@ -69,8 +69,19 @@ run() { # COMMAND...: its exit status
     child=''
     return "$status"
 }
+summarise() {
+    if "$PYTHON" -c 'import duckdb' 2>/dev/null; then
+        run "$PYTHON" -m hpccoll.collect "$DIR/records" >"$DIR/summary.txt" || return
+        cat -- "$DIR/summary.txt"
+    else
+        echo "no summary: pip install duckdb matplotlib rich, then python -m hpccoll.collect $DIR/records"
+    fi
+}
 fail() { # STATUS TEXT
     echo "${reason:+$reason: }$2" >"$DIR/PARTIAL"
+    if (($1 == 75)) && [[ -d $DIR/records ]]; then
+        summarise || echo "mpirun_ddp: the summary failed" >&2
+    fi
     echo "mpirun_ddp: ${reason:+$reason: }$2 (status $1); what there is lies in $DIR" >&2
     exit "$1"
 }
@@ -92,11 +103,6 @@ run timeout --preserve-status --signal=USR1 --kill-after=120 "$TIME_LIMIT" \
 ((status != 75)) || fail 75 "saved before the end; RUN=$RUN and the same command go on"
 ((status == 0)) || fail "$status" "the training failed"
 
-if "$PYTHON" -c 'import duckdb' 2>/dev/null; then
-    run "$PYTHON" -m hpccoll.collect "$DIR/records" >"$DIR/summary.txt" || fail "$?" "the summary failed"
-    cat -- "$DIR/summary.txt"
-else
-    echo "no summary: pip install duckdb matplotlib rich, then python -m hpccoll.collect $DIR/records"
-fi
+summarise || fail "$?" "the summary failed"
 touch -- "$DIR/COMPLETE"
 echo "mpirun_ddp: complete; results in $DIR"

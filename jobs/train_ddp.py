@@ -126,6 +126,10 @@ def _train(
     """From `step` to the last one, or to a signal; what is worth keeping of it."""
     last = options.steps or options.epochs * trainer.steps_per_epoch
     reason = None
+    if step >= last:
+        limit = f"--steps {last}" if options.steps else f"--epochs {options.epochs}"
+        text = f"the checkpoint is at step {step}, {limit} ends at step {last}: nothing to train"
+        journal.event("nothing-to-train", text, step=step)
     while step < last and reason is None:
         journal.step(step + 1, trainer.step(step))
         step += 1

@@ -130,6 +130,7 @@ def test_hpccoll_runs_a_program() -> None:
         (["--version"], 0, f"hpccoll {hpccoll.__version__}"),
         ([], 2, "usage: hpccoll"),
         (["no-such-program"], 2, "no program 'no-such-program'"),
+        (["torch_bench", "--help"], 0, "usage: hpccoll torch_bench"),
         (["comm"], 2, "no program 'comm'"),
     ],
 )

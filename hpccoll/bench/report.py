@@ -275,7 +275,7 @@ def conditions(header: Header) -> list[str]:
     usable = _spread(header.usable_cores_per_host)
     lines = [
         f"# hpccoll {header.hpccoll} {header.collective}, engine {header.engine}, mode {header.mode}",
-        f"# {header.mpi}",
+        f"# {header.mpi.partition(',')[0]}",  # not who built it where
         f"# mpi4py {header.mpi4py}, Python {header.python}, numpy {header.numpy}{torch}",
         f"# ranks {header.ranks} on {hosts} host{'s' * (hosts > 1)} ({_spread(header.ranks_per_host)} a host): {names}",
         f"# cores {_spread(header.cores_per_host)} a host, usable {usable};"

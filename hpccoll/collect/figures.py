@@ -140,6 +140,17 @@ def _size_axis(axes: Any, rows: list[CaseRow]) -> None:
     axes.set_xlabel("bytes")
 
 
+def _log_axis(axes: Any) -> None:
+    """A logarithmic y axis that has two numbers at least: within one decade there may be no power of ten."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if np.floor(np.log10(high)) - np.ceil(np.log10(low)) < 1:
+        ticker = need("matplotlib.ticker")
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(nbins=6, min_n_ticks=3))
+        axes.yaxis.set_major_formatter(ticker.ScalarFormatter(useOffset=False))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+
+
 def _times(rows: list[CaseRow], fits: list[dict[str, Any]]) -> Any:
     engines = _by_engine(rows)
     several = len(engines) > 1
@@ -160,7 +171,7 @@ def _times(rows: list[CaseRow], fits: list[dict[str, Any]]) -> Any:
                     ends = np.geomspace(part["first_nbytes"], part["last_nbytes"], 20)
                     fitted = part["alpha_us"] + part["us_per_byte"] * ends
                     top.plot(ends, fitted, ls=":", lw=1, color=line[0].get_color())
-    top.set_yscale("log")
+    _log_axis(top)
     top.set_ylabel("time of the slowest rank, us")
     top.legend()
     _size_axis(axes[-1, 0], rows)
@@ -192,7 +203,7 @@ def _bandwidth(rows: list[CaseRow]) -> Any:
         sized = [(row.nbytes, row.busbw_gb_per_s if bus else row.algbw_gb_per_s) for row in its if row.nbytes]
         x, y = [size for size, _ in sized], [rate or np.nan for _, rate in sized]
         axes.plot(x, y, marker=marker, ms=4, lw=1.2, label=engine)
-    axes.set_yscale("log")
+    _log_axis(axes)
     axes.set_ylabel(f"{'busbw' if bus else 'algbw'}, GB/s")
     axes.legend()
     _size_axis(axes, rows)

@@ -76,7 +76,8 @@ def _narrow(title: str, titles: Sequence[str], cells: list[list[str]]) -> Table:
             continue
         if name in _OFTEN_ONE and len(values) == 1 and len(cells) > 1:
             (value,) = values
-            same.append(f"{value} {name}" if name in ("ranks", "launches") else value)
+            unit = {"ranks": "rank", "launches": "launch"}.get(name)
+            same.append(f"{value} {unit if value == '1' else name}" if unit else value)
         else:
             kept.append(column)
     rows = [[row[column] for column in kept] for row in cells]

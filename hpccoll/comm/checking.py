@@ -100,7 +100,7 @@ class Agreement:
             where = f"{method} (check mode) on rank {self.rank} of {self.size}"
             raise transfer_error(where, raised, self.shadow) from raised
         error: MismatchError | NotFiniteError = self._mismatch(calls) if not same else self._not_finite(calls)
-        exceptions.remember(error, "check", str(error).partition("\n")[0])
+        exceptions.remember(error, "check", str(error).partition(". Nothing")[0])
         raise error
 
     def free(self) -> None:

@@ -82,7 +82,10 @@ def raised(dump: Dump) -> tuple[str, str]:
     ]
     frame = user_frame(frames)
     where = f"{frame.file}:{frame.line} in {frame.function}" if frame else "an unknown place"
-    return last_line(dump.exception) or dump.message or "an exception", where
+    line = last_line(dump.exception) or dump.message or "an exception"
+    return line.partition(". Nothing has been sent")[
+        0
+    ], where  # of check mode; what follows takes several lines
 
 
 def seconds(value: float) -> str:

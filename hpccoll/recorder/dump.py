@@ -7,6 +7,7 @@ import linecache
 import math
 import operator
 import os
+import shlex
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from hpccoll.recorder import places, ring, seam, sites
 from hpccoll.recorder.job import Job, known
 from hpccoll.recorder.places import folded
 
-__all__ = ["SCHEMA", "file_of", "write"]
+__all__ = ["SCHEMA", "file_of", "say", "whereabouts", "write"]
 
 SCHEMA = "hpccoll.dump/1"
 
@@ -80,6 +81,11 @@ def write(
             return None
         _written = reason
         return job.directory
+
+
+def whereabouts(directory: Path) -> str:
+    """Where the dumps are, and the command that reads them, as one pastes it into a shell."""
+    return f"recorder and stacks are in {directory}: python -m hpccoll.diagnose {shlex.quote(str(directory))}"
 
 
 def say(line: str) -> None:

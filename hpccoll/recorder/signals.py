@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hpccoll.recorder import dump, ring
+from hpccoll.recorder import dump, exceptions, ring
 from hpccoll.recorder.job import known
 
 __all__ = ["act", "listen"]
@@ -85,9 +86,7 @@ def act(received: bytes) -> None:
             directory = dump.write("signal", "asked for by SIGUSR1; the program goes on")
             job = known()
             if directory is not None and job is not None:
-                dump.say(
-                    f"hpccoll: rank {job.rank} of {job.size}: SIGUSR1: recorder and stacks are in {directory}"
-                )
+                dump.say(f"hpccoll: rank {job.rank} of {job.size}: SIGUSR1: {dump.whereabouts(directory)}")
         elif number == signal.SIGTERM:
             _terminate()
 
@@ -96,9 +95,16 @@ def _terminate() -> None:
     """Dump if that is quick, and die of the signal as if nobody had caught it."""
 
     def write() -> None:
+        if exceptions.held():
+            time.sleep(_DUMP_LIMIT_S / 3)  # another rank may be about to write
+            exceptions.write_held(unless_alone=True)
+            return
         job, directory = known(), dump.write("terminated", "ended by SIGTERM", 128 + signal.SIGTERM)
-        if job is not None and job.rank == 0 and directory is not None:  # the others say the same
-            dump.say(f"hpccoll: ended by SIGTERM: recorders and stacks are in {directory}")
+        if job is not None and job.rank == 0 and directory is not None:
+            dump.say(
+                f"hpccoll: rank 0 of {job.size}: ended by SIGTERM (other ranks that are say nothing): "
+                + dump.whereabouts(directory)
+            )
 
     helper = threading.Thread(target=write, daemon=True)
     helper.start()

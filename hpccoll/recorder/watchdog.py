@@ -17,7 +17,7 @@ import time
 import traceback
 from typing import Any
 
-from hpccoll.recorder import dump, limits, ring, seam, settings, signals
+from hpccoll.recorder import dump, exceptions, limits, ring, seam, settings, signals
 from hpccoll.recorder.job import Job, known
 from hpccoll.recorder.peers import Peers
 
@@ -177,10 +177,10 @@ def _end(job: Job, peers: Peers, entry: list[Any], took_s: float, limit_s: float
     _stand_by(None)
     message = over_limit(entry, took_s, limit_s)
     reason = "exit" if entry[ring.METHOD] == ring.ENDING else "timeout"
-    directory = dump.write(reason, message, settings.EXIT_STATUS)
-    where = f"recorder and stacks are in {job.directory}: python -m hpccoll.diagnose {job.directory}"
+    directory = None if exceptions.write_held() else dump.write(reason, message, settings.EXIT_STATUS)
+    found = directory or reason == "exit"
     dump.say(
-        f"hpccoll: {message}; " + (where if directory or reason == "exit" else "no dump could be written")
+        f"hpccoll: {message}; " + (dump.whereabouts(job.directory) if found else "no dump could be written")
     )
     peers.ask(reason, message)
     peers.await_dumps()
@@ -189,6 +189,8 @@ def _end(job: Job, peers: Peers, entry: list[Any], took_s: float, limit_s: float
 
 
 def _answer(asked_by: str) -> None:
+    if exceptions.write_held():
+        return
     ending = [entry for entry in ring.open_entries() if entry[ring.METHOD] == ring.ENDING]
     if ending:
         dump.write("exit", f"has come to its end; {asked_by}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,11 +346,37 @@ def manifest_differences(base: Side, new: Side) -> Iterator[tuple[str, str, str]
     one, two = (dict(_flat("", side.manifest)) for side in (base, new))
     for name in sorted({*one, *two}):
         if name.split(".")[0] not in left_out and one.get(name) != two.get(name):
-            yield name, _shown(one, name), _shown(two, name)
+            if name == "argv" and isinstance(one.get(name), list) and isinstance(two.get(name), list):
+                yield from _arguments_that_differ(one[name], two[name])
+            else:
+                yield name, _shown(one, name), _shown(two, name)
+
+
+def _arguments_that_differ(base: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """One row, if any but the place of the records differ."""
+    one, two = Counter(_options_of(base)), Counter(_options_of(new))
+    texts = [" ".join(more.elements()) or "without" for more in (one - two, two - one)]
+    if one != two:
+        yield "argv", _cut(texts[0]), _cut(texts[1])
+
+
+def _options_of(arguments: Sequence[str]) -> list[str]:
+    """The arguments, each option with the values that follow it, without --log-dir."""
+    found: list[str] = []
+    for argument in map(str, arguments):
+        if found and found[-1].startswith("-") and not argument.startswith("-"):
+            found[-1] += f" {argument}"
+        else:
+            found.append(argument)
+    return [option for option in found if re.split("[ =]", option)[0] != "--log-dir"]
 
 
 def _shown(values: dict[str, Any], name: str) -> str:
     text = json.dumps(values[name], ensure_ascii=False) if name in values else "not set"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 

@@ -162,10 +162,7 @@ def dump_for_all(sentence: str, exit_status: int | None) -> None:
         return
     directory = dump.write("timeout", f"rank {job.rank} of {job.size}: {sentence}", exit_status)
     if directory is not None:
-        dump.say(
-            f"hpccoll: rank {job.rank} of {job.size}: {sentence}; recorder and stacks are in {directory}: "
-            f"python -m hpccoll.diagnose {directory}"
-        )
+        dump.say(f"hpccoll: rank {job.rank} of {job.size}: {sentence}; {dump.whereabouts(directory)}")
         peers = Peers(job)
         peers.ask("timeout", f"rank {job.rank} of {job.size}: {sentence}")
         if exit_status is not None:

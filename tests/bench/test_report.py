@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hpccoll.allgather import CASE as ALLGATHER
 from hpccoll.allreduce import CASE as ALLREDUCE
 from hpccoll.barrier import CASE as BARRIER
 from hpccoll.bench import report as report_module
-from hpccoll.bench.report import Report, columns_of
+from hpccoll.bench.report import Report, columns_of, conditions
 from hpccoll.bench.results import Failure, Header, Row, document
 from hpccoll.reduce import CASE as REDUCE
 
@@ -68,6 +69,11 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line.startswith("#") for line in lines[:-1])
     for title, value in (("bytes", "4096"), ("dtype", "float32"), ("median", "12.35"), ("wrong", "0")):
         assert titles.index(title) + len(title) == row.rindex(value) + len(value)
+
+
+def test_the_header_leaves_out_who_built_the_mpi() -> None:
+    built = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
+    assert conditions(replace(HEADER, mpi=built))[1] == "# Open MPI v5.0.11"
 
 
 def test_only_columns_that_mean_something(capsys: pytest.CaptureFixture[str]) -> None:

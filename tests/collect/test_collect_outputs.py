@@ -14,7 +14,10 @@ import pytest
 from synthetic_runs import RUN, Synthetic
 
 import hpccoll
+from hpccoll.collect.figures import draw
 from hpccoll.collect.program import main
+from hpccoll.runs.analysis import analyse
+from hpccoll.runs.store import Store
 
 ROOT = Path(hpccoll.__file__).parents[1]
 
@@ -99,6 +102,25 @@ def test_plots(made: Path) -> None:
 def test_the_same_run_gives_the_same_report(made: Path, tmp_path: Path) -> None:
     assert main([str(made / "run"), "--html", str(tmp_path / "again.html")]) == 0
     assert (tmp_path / "again.html").read_bytes() == (made / "t.html").read_bytes()
+
+
+@pytest.mark.parametrize("sizes", [(8,), (8, 1 << 24)])
+def test_the_time_axis_has_numbers(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    Synthetic(ranks=2, sizes=sizes, launches=2).write(tmp_path / "run")
+    with Store(1.0) as store:
+        pictures = draw(analyse(store, [tmp_path / "run"]), store)
+    for picture in pictures[:2]:
+        picture.svg()
+        axis = picture.figure.axes[0].yaxis
+        low, high = picture.figure.axes[0].get_ylim()
+        shown = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+        assert len([tick for tick in shown if tick.label1.get_text()]) >= 2, picture.name
+
+
+def test_one_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Synthetic(ranks=2, launches=1).write(tmp_path / "run")
+    assert main([str(tmp_path / "run")]) == 0
+    assert "2 ranks, 1 launch\n" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_written(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,6 +179,36 @@ def test_what_differs_between_the_manifests(tmp_path: Path, capsys: pytest.Captu
     assert list(manifest_differences(read_side(base), read_side(make(tmp_path / "c")))) == []
 
 
+@pytest.mark.parametrize(
+    ("base", "new", "shown"),
+    [
+        (["-b", "8", "--log-dir", "a"], ["--log-dir=b", "-b", "8"], []),
+        (["-b", "8", "--log-dir", "a"], ["-b", "16", "--log-dir", "b"], [("argv", "-b 8", "-b 16")]),
+        (["-e", "1M"], ["-e", "1M", "--check", "-w", "3"], [("argv", "without", "--check -w 3")]),
+    ],
+)
+def test_only_arguments_that_differ_are_shown(
+    tmp_path: Path, base: list[str], new: list[str], shown: list[tuple[str, str, str]]
+) -> None:
+    program = "/a/long/path" * 10 + "/python"
+    sides = [
+        read_side(make(tmp_path / str(number), manifest={"argv": [program, *arguments]}))
+        for number, arguments in enumerate((base, new))
+    ]
+    assert list(manifest_differences(*sides)) == shown
+
+
+def test_few_runs_a_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(2):
+        make(tmp_path / "base" / f"run-{seed}", seed=seed, launches=2, factor=10.0**seed)
+        make(tmp_path / "new" / f"run-{seed}", seed=50 + seed, launches=2, factor=30.0**seed)
+    assert main([str(tmp_path / "base"), str(tmp_path / "new"), "--json", str(tmp_path / "found.json")]) == 0
+    told = capsys.readouterr().out
+    assert "unsure: not enough data; 2 runs a side are few: measure more, 5 or so\n" in told
+    assert "> 1000 %" in told
+    assert json.loads((tmp_path / "found.json").read_text())["cases"][0]["high"] > 11
+
+
 def test_what_is_wrong_with_a_side_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = make(tmp_path / "a")
     Synthetic(launches=3, sizes=(8,), run="b").write(tmp_path / "b", leave_out=[3])

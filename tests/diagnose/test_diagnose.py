@@ -23,7 +23,7 @@ from synthetic_dumps import (
     write_document,
 )
 
-from hpccoll.diagnose.__main__ import main
+from hpccoll.diagnose.__main__ import groups, main
 from hpccoll.diagnose.dumps import SCHEMA
 from hpccoll.diagnose.findings import KINDS
 from hpccoll.diagnose.reading import read
@@ -275,6 +275,17 @@ def test_check_mode_refused(tmp_path: Path) -> None:
     found = diagnosis(tmp_path)
     assert found.kind == "check"
     assert "rank 3 brings a NaN to allreduce" in all_texts(found)
+
+
+def test_a_refusal_of_check_mode_is_told_in_one_line(tmp_path: Path) -> None:
+    text = "hpccoll.errors.MismatchError: the ranks differ in the method. Nothing has been sent. Called were"
+    job = four([*STEP, End("raised", text)], reason="check")
+    job.write(tmp_path)
+    found = diagnosis(tmp_path)
+    told = [text for ranks, text in groups(found) if ranks == [3]]
+    assert told == [
+        "raised hpccoll.errors.MismatchError: the ranks differ in the method at train.py:61 in work"
+    ]
 
 
 def test_what_follows_from_an_exception_is_no_cause(tmp_path: Path) -> None:

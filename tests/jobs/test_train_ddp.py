@@ -100,6 +100,9 @@ def test_other_backend_with_all_options(mpirun: Mpirun, tmp_path: Path) -> None:
     found = result(tmp_path / "result.json")
     assert found["step"] == 348
     assert found["accuracy"] >= 0.95
+    again = mpirun(2, JOBS / "train_ddp.py", *options, *paths[-2:], timeout_s=LIMIT_S)
+    told = "the checkpoint is at step 348, --epochs 12 ends at step 348: nothing to train\n"
+    assert again.stdout.count(told) == 1
 
     first, second = sorted((tmp_path / "runs").iterdir())
     for directory, status, kind in ((first, "stopped", "stopped"), (second, "ok", "resumed")):
@@ -251,6 +254,8 @@ def test_the_script_for_mpirun(tmp_path: Path) -> None:
     assert not (directory / "COMPLETE").exists()
     step = result(directory / "result.json")["step"]
     assert step > 0
+    assert (directory / "summary.txt").read_text().count("train_ddp, 2 of 2 ranks") == 1
+    assert "train_ddp, 2 of 2 ranks" in stopped.stdout
     done = script("--", "--steps", str(step + 30))
     assert done.returncode == 0, done.stdout + done.stderr
     assert (directory / "COMPLETE").exists() and not (directory / "PARTIAL").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 from conftest import Mpirun, launch_environment
 
+from hpccoll.recorder import dump
+
 JOBS = Path(__file__).parent / "jobs"
 LIMIT = {"HPCCOLL_TIMEOUT_S": "1.5"}
 EXIT_STATUS = 76
+FOUND = "recorder and stacks are in "
 
 
 def dumps_in(directory: Path) -> dict[int, dict[str, Any]]:
@@ -102,6 +106,31 @@ def test_an_exception_that_ends_the_job(mpirun: Mpirun, tmp_path: Path) -> None:
     assert (dump["reason"], dump["message"]) == ("exception", "ZeroDivisionError: division by zero")
 
 
+EARLY = "import hpccoll as hc; comm = hc.world()\nif comm.rank in {0}: comm.allreduce(1, op='mean')\ncomm.barrier()"
+
+
+def test_an_exception_before_the_first_operation_leaves_nothing(mpirun: Mpirun, tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(EARLY.format((0, 1)))
+    done = mpirun(2, "early.py", env={"HPCCOLL_DUMP_DIR": ""}, check=False, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "ArgumentError" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["early.py"]
+
+
+def test_an_exception_before_the_first_operation_while_others_wait(mpirun: Mpirun, tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(EARLY.format((1,)))
+    job = Job(mpirun, tmp_path, program=str(tmp_path / "early.py"), **LIMIT)
+    assert job.status == EXIT_STATUS, job.stderr
+    assert job.reasons == {0: "timeout", 1: "exception"}
+    assert '\n  File "early.py", line 2, in <module>\n' in job.dumps[1]["exception"]  # short, as other places
+
+
+def test_the_command_on_standard_error_can_be_pasted() -> None:
+    line = dump.whereabouts(Path("/scratch/my runs/dumps"))
+    assert line.startswith(f"{FOUND}/scratch/my runs/dumps: ")
+    assert shlex.split(line)[-4:] == ["python", "-m", "hpccoll.diagnose", "/scratch/my runs/dumps"]
+
+
 @pytest.mark.parametrize("what", ["pending", "awaited", "inner"])
 def test_a_limit_for_a_part_of_the_program(mpirun: Mpirun, tmp_path: Path, what: str) -> None:
     job = Job(mpirun, tmp_path, what)
@@ -184,6 +213,7 @@ def test_sigterm(mpirun: Mpirun, tmp_path: Path) -> None:
     assert job.status not in (0, EXIT_STATUS)
     assert job.reasons[0] == "terminated"
     assert job.dumps[0]["exit_status"] == 143
+    assert f"hpccoll: rank 0 of 2: ended by SIGTERM (other ranks that are say nothing): {FOUND}" in job.stderr
 
 
 def test_a_forked_child(mpirun: Mpirun, tmp_path: Path) -> None:
