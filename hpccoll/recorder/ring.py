@@ -188,6 +188,14 @@ def open_entries() -> list[list[Any]]:
     return [entry for entry in [*list(_overtaken.values()), *slots] if not entry[ENDED]]
 
 
+def last_change_ns(log: Log) -> int:
+    """When a collective of a communicator has last begun or ended."""
+    of_log = [entry for entry in [*list(_overtaken.values()), *slots] if entry[LOG] is log]
+    return max(
+        (max(entry[STARTED], entry[ENDED]) for entry in of_log if entry[KIND] is COLLECTIVE), default=0
+    )
+
+
 def logs() -> list[Log]:
     """The communicators that are still referred to."""
     return list(_logs)

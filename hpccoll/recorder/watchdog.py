@@ -143,7 +143,8 @@ def _first_over_limit() -> tuple[list[Any], float, float] | None:
 
 def _measure(entry: list[Any]) -> tuple[int, float | None]:
     if entry[ring.BLOCKING]:
-        return entry[ring.STARTED] or entry[ring.ISSUED], limits.of_thread(entry[ring.THREAD])
+        since_ns = entry[ring.STARTED] or max(entry[ring.ISSUED], ring.last_change_ns(entry[ring.LOG]))
+        return since_ns, limits.of_thread(entry[ring.THREAD])
     if entry[ring.KIND] is ring.MESSAGE:
         # One that nobody waits for may stay open for as long as it likes: a receive that is posted ahead.
         return entry[ring.WAITING] or (0, None)
@@ -157,6 +158,8 @@ def over_limit(entry: list[Any], took_s: float, limit_s: float) -> str:
     site, function = seam.site(entry)
     method = entry[ring.LOG].names.get(entry[ring.METHOD], entry[ring.METHOD])
     number = f"number {entry[ring.SEQ]} of" if entry[ring.KIND] is ring.COLLECTIVE else "on"
+    if not entry[ring.STARTED]:
+        number = "waiting for its turn on"
     if entry[ring.METHOD] == ring.ENDING:
         return f"{place}has come to its end and waited {took_s:.1f} s for the others (limit {limit_s:g} s)"
     return (

@@ -19,7 +19,7 @@ from hpccoll.records import (
     make_run_dir,
     rank_file,
 )
-from training.options import Options
+from training.options import Options, UsageError
 from training.trainer import Step
 
 
@@ -34,8 +34,7 @@ class Journal:
         self._all: list[Step] = []
         self._log: RecordWriter | None = None
         if options.log_dir is not None:
-            made = make_run_dir(options.log_dir, "train_ddp") if comm.rank == 0 else None
-            directory: Path = comm.broadcast_object(made)
+            directory = _run_dir(options.log_dir, comm)
             self._log = RecordWriter(directory / rank_file(comm.rank))
             versions = {
                 "numpy": np.__version__,
@@ -115,3 +114,17 @@ def summary(steps: list[Step]) -> dict[str, float]:
         "sync_wait_s": wait_s / len(steps),
         "sync_wait_share": wait_s / step_s,
     }
+
+
+def _run_dir(parent: Path, comm: hc.Comm) -> Path:
+    """Made by rank 0; if that fails, the same error on every rank."""
+    made: Path | str = ""
+    if comm.rank == 0:
+        try:
+            made = make_run_dir(parent, "train_ddp")
+        except OSError as error:
+            made = f"--log-dir {parent} cannot be used: {error}"
+    made = comm.broadcast_object(made)
+    if isinstance(made, str):
+        raise UsageError(made)
+    return made

@@ -184,6 +184,7 @@ assert not {{"torch", "mpi4py", "numpy"}} & set(sys.modules)
         (("--lr", "nan"), "argument --lr: must be a number of 0 or more, got nan"),
         (("--momentum", "-1"), "argument --momentum: must be a number of 0 or more, got -1"),
         (("--json", "{tmp}/nowhere/result.json"), "nowhere/result.json: there is no directory"),
+        (("--log-dir", "/dev/null"), "--log-dir /dev/null cannot be used"),
         (("--checkpoint-dir", "/dev/null"), "--checkpoint-dir /dev/null cannot be used"),
         (("--batch-size", "50", "--accumulate", "4"), "--batch-size 50 cannot be divided among 1 ranks"),
         (("--device", "cuda"), "a rank sees no GPU"),

@@ -160,6 +160,18 @@ def test_many_open_files(mpirun: Mpirun, tmp_path: Path) -> None:
     assert dumps_in(tmp_path)[0]["reason"] == "timeout"
 
 
+def test_a_long_queue_before_a_blocking_operation(mpirun: Mpirun, tmp_path: Path) -> None:
+    """It takes longer than the limit all together, and nothing in it does."""
+    program = (
+        "import time, hpccoll as hc; comm = hc.world()\n"
+        "with hc.timeout(4):\n"
+        "    for _ in range(30): comm.barrier(blocking=False).add_done_callback(lambda work: time.sleep(0.2))\n"
+        "    begun = time.monotonic(); comm.barrier(); assert time.monotonic() - begun > 4\n"
+    )
+    mpirun(2, "-c", program, env={"HPCCOLL_DUMP_DIR": str(tmp_path)}, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_limit_of_centuries(mpirun: Mpirun, tmp_path: Path) -> None:
     program = "import time, hpccoll as hc; comm = hc.world(); comm.barrier(); time.sleep(1.5); comm.barrier()"
     done = mpirun(2, "-c", program, env={"HPCCOLL_TIMEOUT_S": "1e12"}, cwd=tmp_path)
