@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from hpccoll.bench.case import Buffers, Case
 from hpccoll.bench.engines import Bound, Engine
 from hpccoll.bench.engines.comm_engine import CommEngine
+from hpccoll.bench.in_place import DistributedInPlace, start
 from hpccoll.bench.options import UsageError
 from hpccoll.bench.overhead import compare_engines
 from hpccoll.comm import Comm
@@ -36,42 +36,18 @@ class _Comm(CommEngine):
         return super().bind(collective, self._made, buffers)
 
 
-class _Distributed(Engine):
-    """``dist.all_reduce`` in place, which has a short cut of its own that check mode cannot take."""
-
-    kind = "torch"
-
-    def __init__(self, mode: str):
-        import torch.distributed as dist
-
-        import hpccoll.torch_backend  # noqa: F401  # gives torch the backend where nothing is installed
-
-        self.name = f"dist, {mode}"
-        if not dist.is_initialized():
-            dist.init_process_group("hpccoll", init_method="mpi://")
-        before = os.environ.get(settings.CHECK)
-        os.environ[settings.CHECK] = {False: "0", True: "1", "nan": "nan"}[MODES[mode]]
-        try:
-            self._group: Any = dist.new_group(backend="hpccoll")
-        finally:
-            if before is None:
-                del os.environ[settings.CHECK]
-            else:
-                os.environ[settings.CHECK] = before
-
-    def refuses(self, collective: str, dtype: str, buffers: Buffers) -> str | None:
-        return None if collective == "allreduce" else "not compared"
-
-    def bind(self, collective: str, comm: Comm, buffers: Buffers) -> Bound:
-        import torch.distributed as dist
-
-        send, recv, group = buffers.send, buffers.recv, self._group
-
-        def call() -> None:
-            recv.copy_(send)
-            dist.all_reduce(recv, group=group)
-
-        return Bound(call)
+def _distributed(mode: str) -> Engine:
+    """A process group takes its mode from the environment in which it is made."""
+    start()
+    before = os.environ.get(settings.CHECK)
+    os.environ[settings.CHECK] = {False: "0", True: "1", "nan": "nan"}[MODES[mode]]
+    try:
+        return DistributedInPlace(f"dist, {mode}")
+    finally:
+        if before is None:
+            del os.environ[settings.CHECK]
+        else:
+            os.environ[settings.CHECK] = before
 
 
 def run_checked_against_not(
@@ -88,5 +64,5 @@ def run_checked_against_not(
         raise UsageError("--check: the flight recorder is off (HPCCOLL_RECORDER=0)")
     sets: list[list[Engine]] = [[_Comm("numpy", mode) for mode in MODES]]
     if importlib.util.find_spec("torch"):
-        sets.append([_Distributed(mode) for mode in MODES])
+        sets.append([_distributed(mode) for mode in MODES])
     return compare_engines(cases, sizes, sets, rounds, json_target, "the same without check mode")

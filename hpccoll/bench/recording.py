@@ -10,6 +10,7 @@ from typing import Any
 from hpccoll.bench.case import Buffers, Case
 from hpccoll.bench.engines import Bound, Engine
 from hpccoll.bench.engines.comm_engine import CommEngine
+from hpccoll.bench.in_place import DistributedInPlace
 from hpccoll.bench.options import UsageError
 from hpccoll.bench.overhead import compare_engines
 from hpccoll.comm import Comm
@@ -38,35 +39,10 @@ class _Comm(CommEngine):
         return super().bind(collective, comm if self._recorded else _WithoutRecorder(comm), buffers)  # type: ignore[arg-type]
 
 
-class _Distributed(Engine):
-    """``dist.all_reduce`` in place, which has a short cut of its own."""
-
-    kind = "torch"
-
-    def __init__(self, recorded: bool):
-        import torch.distributed as dist
-
-        import hpccoll.torch_backend  # noqa: F401  # gives torch the backend where nothing is installed
-
-        self.name = f"dist{'' if recorded else ', off'}"
-        if not dist.is_initialized():
-            dist.init_process_group("hpccoll", init_method="mpi://")
-        self._group: Any = dist.new_group(backend="hpccoll")
-        self._group._records = recorded
-
-    def refuses(self, collective: str, dtype: str, buffers: Buffers) -> str | None:
-        return None if collective == "allreduce" else "not compared"
-
-    def bind(self, collective: str, comm: Comm, buffers: Buffers) -> Bound:
-        import torch.distributed as dist
-
-        send, recv, group = buffers.send, buffers.recv, self._group
-
-        def call() -> None:
-            recv.copy_(send)
-            dist.all_reduce(recv, group=group)
-
-        return Bound(call)
+def _distributed(recorded: bool) -> Engine:
+    engine = DistributedInPlace(f"dist{'' if recorded else ', off'}")
+    engine.group._records = recorded
+    return engine
 
 
 def run_recording(cases: Sequence[Case], sizes: Sequence[int], rounds: int, json_target: str | None) -> int:
@@ -82,5 +58,5 @@ def run_recording(cases: Sequence[Case], sizes: Sequence[int], rounds: int, json
     sets: list[list[Engine]] = [[_Comm("numpy", recorded) for recorded in (False, True)]]
     if importlib.util.find_spec("torch"):
         sets.append([_Comm("torch", recorded) for recorded in (False, True)])
-        sets.append([_Distributed(recorded) for recorded in (False, True)])
+        sets.append([_distributed(recorded) for recorded in (False, True)])
     return compare_engines(cases, sizes, sets, rounds, json_target, "the same without the recorder")

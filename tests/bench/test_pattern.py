@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi_plugin import need
 
 from hpccoll.bench.case import ALL
 from hpccoll.bench.dtypes import DTYPES, DType, decode, encode
@@ -113,7 +114,7 @@ def test_fill_does_not_depend_on_how_it_is_cut() -> None:
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ml_dtypes = need("ml_dtypes")
     values = np.concatenate([np.arange(-5000, 5000), np.arange(30000) * 7])
     ours = encode(values, DTYPES["bfloat16"])
     assert np.array_equal(ours, values.astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from bench_support import rows
 from conftest import Mpirun
+from mpi_plugin import need
 
 from hpccoll.records import read_records, record_files
 
@@ -129,7 +130,7 @@ def test_clock_that_is_10_s_ahead_changes_nothing(mpirun: Mpirun, tmp_path: Path
 def test_wrong_element_fails_the_run(mpirun: Mpirun, tmp_path: Path, engine: str) -> None:
     """In one call of one engine on one rank: that row and that record alone are wrong."""
     if engine == "gloo":
-        pytest.importorskip("torch")
+        need("torch")
     done = run(mpirun, f"spoil {engine} 12", f"allreduce --engine numpy,{engine}", tmp_path, check=False)
     assert done.returncode == 1, done.stdout
     assert done.stdout.splitlines()[-1] == "# FAILED: 1 wrong elements"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi_plugin import need
 
 from hpccoll.bench.case import ALL, Case, Place, Source
 from hpccoll.bench.dtypes import DTYPES
@@ -168,7 +169,7 @@ def test_slab_starts_on_a_page() -> None:
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_views_share_the_memory(kind: str, dtype: str) -> None:
-    pytest.importorskip("torch" if kind == "torch" else "ml_dtypes")
+    need("torch" if kind == "torch" else "ml_dtypes")
     data = row(ALLGATHER, 6, dtype=dtype, op=None)
     send, recv = data.windows(kind)[0]
     assert dtype in str(send.dtype)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Mpirun, launch_environment
+from mpi_plugin import need
 
 from hpccoll.recorder import dump
 
@@ -279,7 +280,7 @@ def test_mpich(tmp_path: Path, what: str, reasons: dict[int, str]) -> None:
 
 @pytest.mark.parametrize("way", ["plain", "async", "own", "caught", "default"])
 def test_torch(mpirun: Mpirun, tmp_path: Path, way: str) -> None:
-    pytest.importorskip("torch")
+    need("torch")
     statuses = {"own": 1, "caught": 5, "default": 1}  # the others end by HPCCOLL_TIMEOUT_S
     job = Job(mpirun, tmp_path, way, program="torch_broken.py", **({} if way in statuses else LIMIT))
     assert job.status == statuses.get(way, EXIT_STATUS), job.stderr

@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from mpi_plugin import need
 
 
 def python(code, pythonpath, *options, **env):
@@ -126,7 +127,7 @@ def test_other_backends_are_left_alone(entry_points):
 
 
 def test_addresses_are_never_loopback():
-    pytest.importorskip("torch")
+    need("torch")
     from hpccoll.torch_backend import rendezvous
 
     assert not any(address.startswith("127.") or address == "::1" for address in rendezvous.addresses())
@@ -148,7 +149,7 @@ def test_addresses_are_never_loopback():
     ],
 )
 def test_open_mpi_yields_on_a_crowded_node(environment, expected, monkeypatch):
-    pytest.importorskip("torch")
+    need("torch")
     from hpccoll.torch_backend import registration
 
     found = {
