@@ -202,6 +202,28 @@ class PendingWork(dist.Work):  # type: ignore[misc]
         return future
 
 
+@hide_from_compiler
+class CoalescedWork(DoneWork):
+    """The operations between ``_start_coalescing`` and ``_end_coalescing``."""
+
+    def __init__(self, works: Sequence[Any]):
+        super().__init__([tensor for work in works for tensor in work._tensors])
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def get_future(self) -> Any:
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(
+            lambda _: list(self._tensors)
+        )
+
+
 def _devices(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
     return sorted({tensor.device for tensor in tensors if not tensor.is_cpu}, key=str)
 
