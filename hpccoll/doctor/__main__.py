@@ -104,7 +104,7 @@ class _Watch:
 
 def _alone(expected: int | list[str] | None, watch: _Watch) -> list[Finding]:
     """Checks of this host, and of the way to the others."""
-    from hpccoll.doctor import local
+    from hpccoll.doctor import local, others
     from hpccoll.probe import ProbeError, probe_mpi
 
     watch.step("loading the MPI library")
@@ -124,10 +124,10 @@ def _alone(expected: int | list[str] | None, watch: _Watch) -> list[Finding]:
     findings.append(Finding("versions", OK, ", ".join(f"{name} {text}" for name, text in versions.items())))
     if hosts:
         watch.step("the names and routes of the hosts")
-        findings += [local.check_hosts_resolve(hosts), local.check_host_reachable(hosts)]
+        findings += [others.check_hosts_resolve(hosts), others.check_host_reachable(hosts)]
     if isinstance(expected, list):
         watch.step("ssh")
-        findings.append(local.check_ssh(expected))
+        findings.append(others.check_ssh(expected))
     return findings
 
 

@@ -1,6 +1,5 @@
 """hpccoll.doctor.local: each check of a host, in order and out of order."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,30 +141,6 @@ def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert [with_threads(number) for number in ("1", "2", "3", "")] == [OK, OK, WARNING, WARNING]
     assert with_threads("", ranks=1) == NOTE
-
-
-def test_host_names_and_routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"a": ["10.0.0.1"], "b": ["127.0.1.1"]}
-    monkeypatch.setattr(local, "resolve", lambda host: known.get(host, []))
-    assert local.check_hosts_resolve(["a"]).level == OK
-    finding = local.check_hosts_resolve(["a", "b", "c"])
-    assert finding.level == ERROR
-    assert "c unknown and b taken for this host" in finding.result
-    eth = Interface("eth0", "10.0.0.9", None)
-    monkeypatch.setattr(local, "interface_to", lambda host: eth if host == "a" else None)
-    assert local.check_host_reachable(["a"]).result == "eth0 to a"
-    assert local.check_host_reachable(["a", "c"]).level == ERROR
-
-
-def test_ssh(tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert local.check_ssh(["a"]).level == ERROR  # there is none
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
-    script("ssh", 'case "$*" in *" b true") echo "Permission denied (publickey)." >&2; exit 255;; esac')
-    assert local.check_ssh(["a"]).level == OK
-    finding = local.check_ssh(["a", "b"])
-    assert (finding.level, "cannot enter b" in finding.result) == (ERROR, True)
-    assert "Permission denied" in finding.evidence
 
 
 def test_versions_import_nothing() -> None:
