@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+from hpccoll import settings
 from hpccoll.environment import detect, hostname, is_first_rank
-from hpccoll.errors import LaunchError
-from hpccoll.recorder import exceptions, settings
+from hpccoll.errors import ArgumentError, LaunchError
+from hpccoll.recorder import exceptions
 from hpccoll.recorder.ending import watched
 
 __all__ = ["abort_on_exception", "run_checked", "run_program"]
@@ -31,10 +32,11 @@ _DRAIN_S = 0.2
 # MPI_Abort has to reach the launcher; if it does not return by then, the process leaves without it.
 _ABORT_LIMIT_S = 5.0
 _INTERRUPTED = 130
+_USAGE = 2
+# The launcher ends the job at the first non-zero status: let rank 0 say what was wrong.
+_FIRST_RANK_SPEAKS_S = 1.0
 # How long MPI_Finalize may take once all ranks are at their end.
-_FINALIZE_LIMIT_S = settings.seconds(
-    os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "").strip() or "30", "HPCCOLL_EXIT_TIMEOUT_S"
-)
+_FINALIZE_LIMIT_S = settings.EXIT_TIMEOUT_S.get_or_default()
 # On COMM_WORLD, where hpccoll itself sends nothing else; every MPI has tags up to 32767.
 _TAG = 32713
 
@@ -117,8 +119,14 @@ def run_program(
         The program; called with `argv`.
     argv
         Arguments after the program's name; None means ``sys.argv[1:]`` to most programs.
+
+    A wrong value of a variable of :mod:`hpccoll.settings` ends the process with status 2 and a line, before `main`.
     """
     abort_on_exception()
+    try:
+        settings.check()
+    except ArgumentError as error:
+        _refuse(str(error))
     try:
         status = main(argv) or 0
     except SystemExit as request:
@@ -152,6 +160,16 @@ def _is_forked() -> bool:
     return _installed and os.getpid() != _process
 
 
+def _refuse(sentence: str) -> NoReturn:
+    """End before MPI has been started, with the sentence once where it holds for all ranks."""
+    launch = detect()
+    if launch is not None and not is_first_rank():
+        time.sleep(_FIRST_RANK_SPEAKS_S)
+        sentence = f"rank {launch.rank}: {sentence}"
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    raise SystemExit(_USAGE)
+
+
 def _leave(status: int) -> NoReturn:
     if _is_forked():
         _exit_at_once(status & 0xFF)
@@ -165,8 +183,7 @@ def _leave(status: int) -> NoReturn:
     elif status:
         launch = detect()
         if launch is not None and launch.rank != 0 and launch.size != 1:
-            # The launcher ends the job at the first non-zero status: let rank 0 say what was wrong.
-            time.sleep(1.0)
+            time.sleep(_FIRST_RANK_SPEAKS_S)
     raise SystemExit(status)
 
 

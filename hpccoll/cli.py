@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from hpccoll import settings
 from hpccoll._version import __version__
 from hpccoll.aborting import run_program
 from hpccoll.environment import is_first_rank
@@ -27,6 +28,12 @@ def programs() -> dict[str, str]:
     A program is a module, or a package with a ``__main__`` module, of `hpccoll` that defines `main`.
     """
     return dict(sorted(_found()))
+
+
+def _environment() -> str:
+    width = max(len(setting.name) for setting in settings.ALL)
+    lines = "".join(f"  {setting.name:{width}}  {setting.meaning}\n" for setting in settings.ALL)
+    return f"environment variables, the same on every rank (defaults in brackets):\n{lines}"
 
 
 def _found() -> Iterator[tuple[str, str]]:
@@ -67,7 +74,7 @@ def _dispatch(argv: Sequence[str] | None) -> int | None:
         names = programs()
         width = max(map(len, names), default=0)
         listing = "".join(f"  {name:{width}}  {summary}\n" for name, summary in names.items())
-        print(f"{_USAGE}\nprograms:\n{listing}", end="")
+        print(f"{_USAGE}\nprograms:\n{listing}\n{_environment()}", end="")
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         print(f"hpccoll {__version__}")

@@ -8,16 +8,16 @@ precision, NaN-safe minima and averages are computed there.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 from mpi4py import MPI
 
+from hpccoll import settings
 from hpccoll.errors import CommunicatorError
 from hpccoll.gate import cuda_support
 
-VARIABLE = "HPCCOLL_CUDA_AWARE"
+VARIABLE = settings.CUDA_AWARE.name
 
 _passed = False
 
@@ -43,7 +43,7 @@ def self_test(mpi: Any) -> bool:
         It was asked for on some ranks only, or asked for and failed: on every rank, with the reason.
     """
     global _passed
-    wishes = mpi.allgather(os.environ.get(VARIABLE, "") in ("1", "true", "yes"))
+    wishes = mpi.allgather(settings.CUDA_AWARE.get())
     if not any(wishes):
         return False
     if not all(wishes):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpccoll import settings
 from hpccoll.environment import Launch, detect
 from hpccoll.errors import LaunchError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_world", "cuda_support", "library_path", "library_version", "mpirun_of"]
 
-ESCAPE = "HPCCOLL_ALLOW_SINGLETONS"
+ESCAPE = settings.ALLOW_SINGLETONS.name
 _LIBRARY = re.compile(r"lib(pmpi|mpi|mpich|mpi_abi|mpi_cray|mpi_gnu_\w+)\.(so|dylib)[.\d]*")
 
 
@@ -44,7 +45,12 @@ def check_world(mpi_world: "Intracomm", environ: Mapping[str, str] | None = None
     """
     env = os.environ if environ is None else environ
     launch = detect(env)
-    if launch is None or launch.size is None or mpi_world.size >= launch.size or env.get(ESCAPE) == "1":
+    if (
+        launch is None
+        or launch.size is None
+        or mpi_world.size >= launch.size
+        or settings.ALLOW_SINGLETONS.get(env)
+    ):
         return
     if _was_spawned():
         return  # by MPI_Comm_spawn: a world of its own, with its parents' variables

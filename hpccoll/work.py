@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import queue
 import sys
 import threading
@@ -21,12 +20,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hpccoll import leaving
+from hpccoll import leaving, settings
 from hpccoll.errors import ArgumentError, CommunicatorError, WaitTimeout
 from hpccoll.failures import transfer_error
 from hpccoll.recorder import limits, ring
 
-_EXIT_TIMEOUT_S = float(os.environ.get("HPCCOLL_EXIT_TIMEOUT_S", "30"))
+_EXIT_TIMEOUT_S = settings.EXIT_TIMEOUT_S.get_or_default()
 
 
 class Work:

@@ -310,14 +310,14 @@ def test_the_end_of_a_forked_child_is_its_own(mpirun: Mpirun, leave: str, status
 
 def test_a_wrong_limit_of_the_end_is_named() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import hpccoll; hpccoll.run_checked"],
+        [sys.executable, "-c", "import hpccoll; hpccoll.run_checked(print)"],
         env={**os.environ, "HPCCOLL_EXIT_TIMEOUT_S": "soon"},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode != 0
-    assert "HPCCOLL_EXIT_TIMEOUT_S must be a number of seconds above 0, got 'soon'" in done.stderr
+    assert "HPCCOLL_EXIT_TIMEOUT_S must be a number of seconds above 0; got 'soon'" in done.stderr
 
 
 # ---- python -m hpccoll.run

@@ -9,8 +9,6 @@ import pytest
 from conftest import Mpirun
 
 from hpccoll.comm.finite import first_odd
-from hpccoll.errors import ArgumentError
-from hpccoll.recorder.settings import check_mode
 
 JOB = """
 import sys
@@ -22,20 +20,6 @@ try:
 except Exception as error:
     sys.stdout.write(f"{type(error).__name__}: {error}".replace("\\n", "|") + "\\n")
 """
-
-
-@pytest.mark.parametrize(
-    ("text", "mode"), [("", False), ("0", False), (" ", False), ("1", True), (" 1 ", True), ("nan", "nan")]
-)
-def test_the_variable(text: str, mode: object) -> None:
-    assert check_mode({"HPCCOLL_CHECK": text}) is mode or check_mode({"HPCCOLL_CHECK": text}) == mode != True  # noqa: E712
-    assert check_mode({}) is False
-
-
-@pytest.mark.parametrize("text", ["2", "yes", "true", "NaN", "1,nan", "-1"])
-def test_a_wrong_value_names_the_variable(text: str) -> None:
-    with pytest.raises(ArgumentError, match=r"HPCCOLL_CHECK must be 1 .*nan .*0 .*; got " + repr(text)):
-        check_mode({"HPCCOLL_CHECK": text})
 
 
 @pytest.mark.parametrize("recorder", ["0", "10"])

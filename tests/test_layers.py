@@ -24,6 +24,7 @@ FOUNDATION = {
         "recorder",
         "records",
         "runs",
+        "settings",
         "stats",
         "units",
     ),

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 
+from hpccoll import settings
 from hpccoll.bench.case import Buffers, Case
 from hpccoll.bench.engines import Bound, Engine
 from hpccoll.bench.engines.comm_engine import CommEngine
@@ -13,7 +14,7 @@ from hpccoll.bench.in_place import DistributedInPlace, start
 from hpccoll.bench.options import UsageError
 from hpccoll.bench.overhead import compare_engines
 from hpccoll.comm import Comm
-from hpccoll.recorder import ring, settings
+from hpccoll.recorder import ring
 
 __all__ = ["run_checked_against_not"]
 
@@ -39,15 +40,15 @@ class _Comm(CommEngine):
 def _distributed(mode: str) -> Engine:
     """A process group takes its mode from the environment in which it is made."""
     start()
-    before = os.environ.get(settings.CHECK)
-    os.environ[settings.CHECK] = {False: "0", True: "1", "nan": "nan"}[MODES[mode]]
+    before = os.environ.get(settings.CHECK.name)
+    os.environ[settings.CHECK.name] = {False: "0", True: "1", "nan": "nan"}[MODES[mode]]
     try:
         return DistributedInPlace(f"dist, {mode}")
     finally:
         if before is None:
-            del os.environ[settings.CHECK]
+            del os.environ[settings.CHECK.name]
         else:
-            os.environ[settings.CHECK] = before
+            os.environ[settings.CHECK.name] = before
 
 
 def run_checked_against_not(

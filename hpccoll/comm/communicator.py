@@ -8,13 +8,12 @@ stand in :mod:`hpccoll.comm.reducing`, :mod:`hpccoll.comm.moving` and :mod:`hpcc
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 
-from hpccoll import cuda, gate
+from hpccoll import cuda, gate, settings
 from hpccoll.comm import identity
 from hpccoll.comm.arguments import is_index
 from hpccoll.comm.checking import Agreement
@@ -24,7 +23,7 @@ from hpccoll.comm.moving import Moving
 from hpccoll.comm.reducing import Reducing
 from hpccoll.comm.surviving import Surviving
 from hpccoll.errors import ArgumentError, CommunicatorError
-from hpccoll.recorder import duty, job, places, ring, seam, settings
+from hpccoll.recorder import duty, job, places, ring, seam
 from hpccoll.recorder.seam import ACTIVE, collective
 from hpccoll.work import finish_pending
 
@@ -70,11 +69,11 @@ class Comm(Reducing, Moving, Messaging, Surviving):
     _agreement: Agreement | None = None
 
     def __init__(self, mpi: Any, log: ring.Log | None = None, *, check: bool | str | None = None):
-        mode = settings.check_mode() if check is None else check
+        mode = settings.CHECK.get() if check is None else check
         if mode not in (False, True, "nan"):
             raise ArgumentError(f'Comm: `check` must be True, False, "nan" or None, got {check!r}')
         if mode and not ACTIVE:
-            raise ArgumentError(f"Comm: `check` needs the recorder: unset {settings.RECORDER}=0")
+            raise ArgumentError(f"Comm: `check` needs the recorder: unset {settings.RECORDER.name}=0")
         super().__init__(mpi, log)
         self._owned = False
         self._check_mode = mode
@@ -200,12 +199,12 @@ def world() -> Comm:
 
 
 def _need_one_check_mode(mpi: Any) -> None:
-    mode = settings.check_mode()
+    mode = settings.CHECK.get()
     number = (False, True, "nan").index(mode)
     if mpi.allreduce(number, MPI.MIN) != mpi.allreduce(number, MPI.MAX):
-        own = os.environ.get(settings.CHECK, "")
+        own = settings.CHECK.text()
         raise ArgumentError(
-            f"world: {settings.CHECK} must be the same on every rank, and is not; rank {mpi.rank} has {own!r}"
+            f"world: {settings.CHECK.name} must be the same on every rank, and is not; rank {mpi.rank} has {own!r}"
         )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpccoll import settings
 from hpccoll._version import __version__
 from hpccoll.doctor.findings import ERROR, NOTE, OK, WARNING, Finding, shortened
 from hpccoll.network import interfaces, is_loopback, resolve
@@ -316,7 +317,7 @@ def check_cuda(place: Place) -> Finding:
     }[place.cuda_aware]
     if importlib.util.find_spec("torch") is None:
         return Finding("CUDA", NOTE, f"{word}; torch is not installed")
-    if place.environ.get("HPCCOLL_CUDA_AWARE") == "1":
+    if settings.CUDA_AWARE.get_or_default(place.environ):
         if place.cuda_aware is False:
             return Finding(
                 "CUDA",
@@ -331,6 +332,15 @@ def check_cuda(place: Place) -> Finding:
     )
 
 
+def check_settings(place: Place) -> Finding:
+    """The variables by which hpccoll is set; a wrong value has ended this program before."""
+    doubtful = settings.doubtful(place.environ)
+    if doubtful:
+        return Finding("settings", WARNING, "; ".join(doubtful), fix="hpccoll --help lists the variables")
+    given = [f"{each.name}={each.text(place.environ)}" for each in settings.ALL if each.text(place.environ)]
+    return Finding("settings", OK, ", ".join(given) or "no variable of hpccoll is set")
+
+
 HOST_CHECKS: tuple[Callable[[Place], Finding], ...] = (
     check_mpirun,
     check_slurm,
@@ -342,6 +352,7 @@ HOST_CHECKS: tuple[Callable[[Place], Finding], ...] = (
     check_limits,
     check_threads,
     check_cuda,
+    check_settings,
 )
 
 

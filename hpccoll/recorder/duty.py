@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from hpccoll.errors import ArgumentError
-from hpccoll.recorder import exceptions, job, limits, ring, settings, watchdog
+import warnings
+
+from hpccoll import settings
+from hpccoll.environment import is_first_rank
+from hpccoll.recorder import exceptions, job, limits, ring, watchdog
 
 __all__ = ["begin"]
 
 
 def begin() -> None:
-    """Have the parts started when it is time; called once, when the communicators are imported.
-
-    Raises
-    ------
-    ArgumentError
-        ``HPCCOLL_TIMEOUT_S`` is set, and the recorder is off.
-    """
+    """Have the parts started when it is time; called once, when the communicators are imported."""
+    for sentence in settings.doubtful() if is_first_rank() else ():
+        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
     if not ring.RECORDING:
-        if settings.timeout_s() is not None:
-            raise ArgumentError(f"{settings.TIMEOUT} needs the flight recorder: unset {settings.RECORDER}=0")
         return
     job.when_entered.append(_enter)
     limits.when_first.append(watchdog.start)

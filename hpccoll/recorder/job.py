@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpccoll.recorder import places, settings
+from hpccoll import settings
+from hpccoll.recorder import places
 
 __all__ = ["Job", "enter", "known", "proposal", "proposal_of_launcher"]
 
@@ -71,14 +72,18 @@ def known() -> Job | None:
 def proposal(run: str | None = None) -> dict[str, Any]:
     """What rank 0 tells the others: where dumps go, the name of this run, and whether there is a limit."""
     run = run or secrets.token_hex(4)
-    directory = os.environ.get(settings.DUMP_DIR, "").strip()
+    directory = settings.DUMP_DIR.text()
     if not directory:
         from hpccoll.records.lines import job_id
 
         batch = job_id()
         words = ["hpccoll-dump", *([batch["id"]] if batch else []), time.strftime("%Y%m%dT%H%M%S"), run[:4]]
         directory = "-".join(words).replace(os.sep, "_")
-    return {"directory": os.path.abspath(directory), "run": run, "meets": settings.timeout_s() is not None}
+    return {
+        "directory": os.path.abspath(directory),
+        "run": run,
+        "meets": settings.TIMEOUT_S.get() is not None,
+    }
 
 
 def proposal_of_launcher() -> dict[str, Any]:
@@ -86,7 +91,7 @@ def proposal_of_launcher() -> dict[str, Any]:
     words = [os.environ.get(name, "") for name in ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")]
     word = "".join(words) or str(os.getppid())
     agreed = proposal(f"{zlib.crc32(word.encode()):08x}")
-    if not os.environ.get(settings.DUMP_DIR, "").strip():
+    if not settings.DUMP_DIR.text():
         agreed["directory"] = os.path.abspath(f"hpccoll-dump-{agreed['run']}")
     return {**agreed, "meets": False}
 

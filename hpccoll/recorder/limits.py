@@ -6,12 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from hpccoll import settings
 from hpccoll.errors import ArgumentError
-from hpccoll.recorder import ring, settings
+from hpccoll.recorder import ring
 
 __all__ = ["current", "in_force", "of_thread", "timeout"]
 
-_DEFAULT_S = settings.timeout_s()
+_DEFAULT_S = settings.TIMEOUT_S.get_or_default()
 _of_thread: dict[int, list[float | None]] = {}
 """The limits that each thread is in, the innermost last."""
 
@@ -41,7 +42,9 @@ def timeout(limit_s: float | None) -> Iterator[None]:
     """
     limit = None if limit_s is None else settings.seconds(limit_s, "timeout: `limit_s`")
     if limit is not None and not ring.RECORDING:
-        raise ArgumentError(f"timeout: the watchdog needs the flight recorder; unset {settings.RECORDER}=0")
+        raise ArgumentError(
+            f"timeout: the watchdog needs the flight recorder; unset {settings.RECORDER.name}=0"
+        )
     here = threading.get_ident()
     stack = _of_thread.setdefault(here, [])
     stack.append(limit)

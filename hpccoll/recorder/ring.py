@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from hpccoll.recorder import settings, sites
+from hpccoll import settings
+from hpccoll.recorder import sites
 
 __all__ = [
     "Log",
@@ -43,8 +44,8 @@ ENDING = "end of the program"
 """The method of the entry that stands for waiting for the others at the end; dumps leave it out."""
 
 now_ns = time.monotonic_ns
-RECORDING = settings.operations() > 0
-SIZE = max(1, settings.operations())  # check mode names call sites also with the recorder off
+RECORDING = settings.RECORDER.get_or_default() > 0
+SIZE = max(1, settings.RECORDER.get_or_default())  # check mode names call sites also with the recorder off
 
 slots: list[list[Any]] = [[None] * ENDED + [1]] * SIZE  # what stands there at first has ended long ago
 numbers = itertools.count()

@@ -17,13 +17,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from hpccoll import settings
 from hpccoll.errors import ArgumentError
-from hpccoll.recorder import limits, ring, settings, sites
+from hpccoll.recorder import limits, ring, sites
 from hpccoll.recorder.ring import COLLECTIVE, ENDED, MESSAGE, current
 
 __all__ = ["ACTIVE", "OPTIONS", "carry", "collective", "failed", "message", "recorded", "site", "take"]
 
-ACTIVE = ring.RECORDING or bool(settings.check_mode())
+ACTIVE = ring.RECORDING or bool(settings.CHECK.get_or_default())
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -17,7 +17,7 @@ import time
 import traceback
 from typing import Any
 
-from hpccoll.recorder import dump, exceptions, limits, ring, seam, settings, signals
+from hpccoll.recorder import dump, exceptions, limits, ring, seam, signals
 from hpccoll.recorder.job import Job, known
 from hpccoll.recorder.peers import Peers
 
@@ -26,6 +26,9 @@ __all__ = ["attend", "over_limit", "start"]
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
 # Longer between two looks than was asked for: the process was stopped, or could not run. That is nobody's limit.
 _STALL_S = 2.0
+EXIT_STATUS = 76
+"""With this the watchdog ends a process whose operation is over its limit, and the launcher with it the job."""
+
 _END_LIMIT_S = 15.0
 _LONGEST_TIMER_S = 1e8  # the timer is set anew at each look; much more than this is an error of its own
 
@@ -169,15 +172,13 @@ def over_limit(entry: list[Any], took_s: float, limit_s: float) -> str:
 
 
 def _end(job: Job, peers: Peers, entry: list[Any], took_s: float, limit_s: float) -> None:
-    last_resort = threading.Timer(
-        _END_LIMIT_S, os._exit, [settings.EXIT_STATUS]
-    )  # a file system may hang as well
+    last_resort = threading.Timer(_END_LIMIT_S, os._exit, [EXIT_STATUS])  # a file system may hang as well
     last_resort.daemon = True
     last_resort.start()
     _stand_by(None)
     message = over_limit(entry, took_s, limit_s)
     reason = "exit" if entry[ring.METHOD] == ring.ENDING else "timeout"
-    directory = None if exceptions.write_held() else dump.write(reason, message, settings.EXIT_STATUS)
+    directory = None if exceptions.write_held() else dump.write(reason, message, EXIT_STATUS)
     found = directory or reason == "exit"
     dump.say(
         f"hpccoll: {message}; " + (dump.whereabouts(job.directory) if found else "no dump could be written")
@@ -185,7 +186,7 @@ def _end(job: Job, peers: Peers, entry: list[Any], took_s: float, limit_s: float
     peers.ask(reason, message)
     peers.await_dumps()
     flush()
-    os._exit(settings.EXIT_STATUS)
+    os._exit(EXIT_STATUS)
 
 
 def _answer(asked_by: str) -> None:

@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import hpccoll
+from hpccoll import settings
 from hpccoll.recorder.ending import watched
 
 _LEAST_GRACE_S = 5.0
@@ -34,7 +35,7 @@ def end_job_on_exception() -> None:
 
     The others would wait for that rank for ever. ``HPCCOLL_TORCH_ABORT=0`` leaves Python's own behaviour.
     """
-    if os.environ.get("HPCCOLL_TORCH_ABORT", "1") != "0":
+    if settings.TORCH_ABORT.get():
         hpccoll.abort_on_exception()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpccoll import environment
+from hpccoll import environment, settings
 from hpccoll.recorder import sites
 from hpccoll.torch_backend import torch_internals
 
@@ -54,7 +54,7 @@ def _yield_on_a_crowded_node() -> None:
 
     It does so by itself only for more ranks than cores, and counts no threads. Read when MPI starts.
     """
-    if "mpi4py.MPI" in sys.modules or os.environ.get("HPCCOLL_TORCH_WAIT") == "sleep":
+    if "mpi4py.MPI" in sys.modules or settings.TORCH_WAIT.get_or_default() == "sleep":
         return  # too late, or not wanted: each look at a request would give the core away for a time slice
     launch = environment.detect()
     if launch is None or launch.size is None or launch.size != launch.local_size:

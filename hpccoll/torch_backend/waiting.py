@@ -19,8 +19,9 @@ import torch
 from mpi4py import MPI
 
 import hpccoll
+from hpccoll import settings
 
-VARIABLE = "HPCCOLL_TORCH_WAIT"
+VARIABLE = settings.TORCH_WAIT.name
 """``spin`` or ``sleep``; without it :func:`decide` looks at the cores."""
 
 SLEEP_FROM_BYTES = 1 << 18
@@ -40,7 +41,7 @@ def decide(world: hpccoll.Comm) -> None:
     where any was told to.
     """
     global _way
-    word = os.environ.get(VARIABLE, "")
+    word = settings.TORCH_WAIT.text()
     with world.node() as node:
         crowded = node.size < world.size and _share_of_cores(node) <= torch.get_num_threads()
     unless_told = _SLEEPS if crowded else _SPINS

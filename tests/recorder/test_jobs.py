@@ -310,7 +310,7 @@ def test_torch(mpirun: Mpirun, tmp_path: Path, way: str) -> None:
     ("env", "text"),
     [
         ({"HPCCOLL_RECORDER": "many"}, "HPCCOLL_RECORDER must be the number of operations"),
-        ({"HPCCOLL_TIMEOUT_S": "-1"}, "HPCCOLL_TIMEOUT_S must be a number of seconds above 0, got '-1'"),
+        ({"HPCCOLL_TIMEOUT_S": "-1"}, "HPCCOLL_TIMEOUT_S must be a number of seconds above 0; got '-1'"),
         ({"HPCCOLL_TIMEOUT_S": "5", "HPCCOLL_RECORDER": "0"}, "HPCCOLL_TIMEOUT_S needs the flight recorder"),
     ],
 )
