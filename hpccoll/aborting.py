@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hpccoll import settings
+from hpccoll import output, settings
 from hpccoll.environment import detect, hostname, is_first_rank
 from hpccoll.errors import ArgumentError, LaunchError
 from hpccoll.recorder import exceptions
@@ -128,7 +128,8 @@ def run_program(
     except ArgumentError as error:
         _refuse(str(error))
     try:
-        status = main(argv) or 0
+        with output.checked():
+            status = main(argv) or 0
     except SystemExit as request:
         status = _status_of(request)
     except LaunchError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.buffers import dtype_of
+from hpccoll.buffers import check, dtype_of
 from hpccoll.comm import Comm
 from hpccoll.errors import ArgumentError, UnsupportedError
 
@@ -139,15 +139,17 @@ def union_s(spans: Iterable[tuple[float, float]], now: float) -> float:
 # ---- What the ranks agree on
 
 
-def tensors_of(method: str, tensors: Iterable[Any], none: bool = False) -> list[Any]:
-    """The list, if it holds arrays and tensors only; None too where it may."""
+def tensors_of(method: str, tensors: Iterable[Any], *, written: bool, none: bool = False) -> list[Any]:
+    """The list, if it holds only arrays and tensors, that can be `written`; None too where it may."""
     given = list(tensors)
     for index, x in enumerate(given):
-        if (x is None and none) or isinstance(x, np.ndarray) or is_tensor(x):
+        if x is None and none:
             continue
-        raise ArgumentError(
-            f"{method}: tensor {index} must be a NumPy array or a torch tensor, got {type(x).__name__}"
-        )
+        if not isinstance(x, np.ndarray) and not is_tensor(x):
+            raise ArgumentError(
+                f"{method}: tensor {index} must be a NumPy array or a torch tensor, got {type(x).__name__}"
+            )
+        check(x, method, f"tensors[{index}]", written=written)
     return given
 
 
@@ -211,7 +213,7 @@ def wire_of(method: str, tensors: Sequence[Any], compress: str | None) -> Callab
 
 
 def check_like(gradient: Any, tensor: Any, index: int) -> None:
-    """Raise unless the gradient is of the library, dtype and shape of its tensor."""
+    """Raise unless the gradient is of the library, dtype and shape of its tensor, and can be written."""
     same_kind = is_tensor(gradient) if is_tensor(tensor) else isinstance(gradient, np.ndarray)
     if not same_kind or gradient.dtype != tensor.dtype or tuple(gradient.shape) != tuple(tensor.shape):
         got = describe(gradient) if hasattr(gradient, "dtype") else type(gradient).__name__
@@ -219,8 +221,7 @@ def check_like(gradient: Any, tensor: Any, index: int) -> None:
         raise ArgumentError(
             f"put: the gradient of tensor {index} must be a {kind} like it, {describe(tensor)}; got {got}"
         )
-    if is_tensor(gradient) and gradient.layout != sys.modules["torch"].strided:
-        raise UnsupportedError(f"put: the gradient of tensor {index} is {gradient.layout}; pass x.to_dense()")
+    check(gradient, "put", f"gradient of tensor {index}", written=True)
 
 
 # ---- Either library

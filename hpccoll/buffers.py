@@ -267,7 +267,7 @@ def target(out: Any, like: Buffer, shape: tuple[int, ...], method: str, name: st
         return _new(like, shape)
     if out is like.user and out.shape == shape and not like.staged:
         if not like.is_torch and not out.flags.writeable:
-            raise ArgumentError(f"{method}: `{name}` is read-only; pass an array that may be written")
+            raise _read_only(method, name)
         return like
     user = like.user
     if out.__class__ is not user.__class__:
@@ -304,7 +304,7 @@ def destination(x: Any, method: str, name: str = "x") -> Buffer:
     if x.__class__ is _ndarray or isinstance(x, _ndarray):
         flags = x.flags
         if not flags.writeable:
-            raise ArgumentError(f"{method}: `{name}` is read-only; pass an array that may be written")
+            raise _read_only(method, name)
         if flags.c_contiguous:
             return source(x, method, name)
         if _distinct(x.shape, x.strides, x.itemsize):
@@ -314,7 +314,29 @@ def destination(x: Any, method: str, name: str = "x") -> Buffer:
             return source(x, method, name)
         if _distinct(x.shape, x.stride(), 1):
             return _torch_staging(x, method, name, fill=False)
-    raise ArgumentError(
+    raise _shares_memory(method, name)
+
+
+def check(x: Any, method: str, name: str, *, written: bool) -> None:
+    """Raise what :func:`source`, or :func:`destination` for what is `written`, would, and open nothing."""
+    if isinstance(x, _ndarray):
+        _numpy_dtype(x, method, name)
+        if written and not x.flags.writeable:
+            raise _read_only(method, name)
+        plain = not written or x.flags.c_contiguous or _distinct(x.shape, x.strides, x.itemsize)
+    else:
+        _check_tensor(x, method, name)
+        plain = not written or x.is_contiguous() or _distinct(x.shape, x.stride(), 1)
+    if not plain:
+        raise _shares_memory(method, name)
+
+
+def _read_only(method: str, name: str) -> ArgumentError:
+    return ArgumentError(f"{method}: `{name}` is read-only; pass an array that may be written")
+
+
+def _shares_memory(method: str, name: str) -> ArgumentError:
+    return ArgumentError(
         f"{method}: several elements of `{name}` share memory (an expanded view): pass a copy"
     )
 
@@ -557,6 +579,10 @@ def _check_tensor(x: Any, method: str, name: str) -> None:
     if hasattr(x.__class__, "__tensor_flatten__") or x.__class__.__name__ == "FakeTensor":
         raise UnsupportedError(
             f"{method}: `{name}` is a {x.__class__.__name__} around other tensors; pass the one inside (x.to_local())"
+        )
+    if x.is_nested:
+        raise UnsupportedError(
+            f"{method}: `{name}` is a nested tensor; send its parts (x.unbind()) one by one"
         )
     if x.layout != torch.strided:
         raise UnsupportedError(

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpccoll.output import run_alone
 from hpccoll.runs.store import RunError
 from hpccoll.units import format_bytes
 
@@ -208,4 +209,4 @@ def _print(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_alone(main)

@@ -79,9 +79,11 @@ def broadcast(
     ------
     ArgumentError
         The ranks differ in the number of tensors, a shape or a dtype (on every rank; nothing has been written), or
-        something is neither an array nor a tensor.
+        something is neither an array nor a tensor, or, on a rank other than `root`, read-only or an expanded view.
+    UnsupportedError
+        A tensor is sparse, nested or quantized.
     """
-    given = tensors_of("broadcast", tensors)
+    given = tensors_of("broadcast", tensors, written=comm.rank != root)
     agree(comm, "broadcast", given, root=root, bucket_nbytes=bucket_nbytes)
     for bucket in arrange(list(enumerate(given)), bucket_nbytes, lambda x: x.dtype):
         if len(bucket.pieces) == 1:
@@ -122,13 +124,13 @@ def average(
     ------
     ArgumentError
         The ranks differ in the number of gradients, a shape, a dtype or in which are None (on every rank; no gradient
-        has been changed), or something is neither an array nor a tensor.
+        has been changed), or something is neither an array nor a tensor, or read-only, or an expanded view.
     UnsupportedError
-        A gradient has a dtype without an average: an integer, for example.
+        A gradient has a dtype without an average, an integer for example, or is sparse, nested or quantized.
     WaitTimeout
         It took longer than `timeout_s`.
     """
-    given = tensors_of("average", gradients, none=True)
+    given = tensors_of("average", gradients, written=True, none=True)
     wire = wire_of("average", given, compress)
     agree(comm, "average", given, bucket_nbytes=bucket_nbytes, compress=compress)
     items = [(index, x) for index, x in enumerate(given) if x is not None]
@@ -188,7 +190,7 @@ class Averager:
         compress: str | None = None,
         timeout_s: float = _TIMEOUT_S,
     ):
-        self._tensors = tensors_of("Averager", tensors)
+        self._tensors = tensors_of("Averager", tensors, written=False)
         wire = wire_of("Averager", self._tensors, compress)
         agree(comm, "Averager", self._tensors, bucket_nbytes=bucket_nbytes, compress=compress)
         self._buckets = arrange(list(enumerate(self._tensors))[::-1], bucket_nbytes, wire)

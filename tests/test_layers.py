@@ -21,6 +21,7 @@ FOUNDATION = {
         "fit",
         "network",
         "nodelist",
+        "output",
         "recorder",
         "records",
         "runs",

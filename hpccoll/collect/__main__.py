@@ -1,8 +1,7 @@
 """``python -m hpccoll.collect RUN_DIR``: see the package."""
 
-import sys
-
 from hpccoll.collect.program import main
+from hpccoll.output import run_alone
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_alone(main)

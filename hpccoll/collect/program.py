@@ -67,9 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as exc:
         print(f"hpccoll collect: error: {exc}", file=sys.stderr)
         return _USAGE
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has seen enough
-        return _OK
 
 
 def _merge(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpccoll.output import run_alone
 from hpccoll.runs.nodeset import fold_hosts, fold_ranks
 
 if TYPE_CHECKING:
@@ -186,4 +187,4 @@ def groups(found: Diagnosis) -> list[tuple[list[int], str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_alone(main)

@@ -295,6 +295,45 @@ def test_wrong_arguments(comm):
             averager.attach()
 
 
+READ_ONLY = np.ones(3)
+READ_ONLY.setflags(write=False)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (READ_ONLY, ArgumentError, "read-only"),
+        (np.lib.stride_tricks.as_strided(np.ones(1), (3,), (0,)), ArgumentError, "share memory"),
+        (torch.ones(1).expand(3), ArgumentError, "share memory"),
+        (torch.ones(3).to_sparse(), UnsupportedError, r"layout torch.sparse_coo.*to_dense"),
+        (np.ma.masked_array(np.ones(3)), ArgumentError, "masked array"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]), UnsupportedError, "unbind"),
+    ],
+    ids=["read-only", "strided array", "expanded tensor", "sparse", "masked", "nested"],
+)
+def test_memory_that_cannot_be_written_is_named_before_anything_is_sent(comm, bad, error, message):
+    good = np.ones(2) if isinstance(bad, np.ndarray) else torch.ones(2)
+    with pytest.raises(error, match=rf"average: .*`tensors\[1\]`.*{message}"):
+        gradients.average(comm, [good * (comm.rank + 1), bad])
+    if error is UnsupportedError or comm.rank != 0:
+        with pytest.raises(error, match=rf"broadcast: .*`tensors\[1\]`.*{message}"):
+            gradients.broadcast(comm, [good, bad])
+    if not getattr(bad, "is_nested", False):  # it has no shape to be like
+        like = np.ones(3) if isinstance(bad, np.ndarray) else torch.ones(3)
+        with gradients.Averager(comm, [like]) as averager:
+            with pytest.raises(error, match=f"put: .*`gradient of tensor 0`.*{message}"):
+                averager.put(0, bad)
+            averager.put(0, like)
+            averager.finish()
+    comm.barrier()
+
+
+def test_a_root_may_broadcast_what_is_read_only(comm):
+    x = READ_ONLY if comm.rank == 0 else np.zeros(3)
+    gradients.broadcast(comm, [np.ones(2), x])
+    assert x.tolist() == [1.0, 1.0, 1.0]
+
+
 def test_buckets_travel_before_the_end_of_the_step(comm):
     """The last layer's gradients come first, and arrive while nobody has called finish()."""
     first, last = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
