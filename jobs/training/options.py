@@ -47,7 +47,7 @@ class Options:
     @property
     def settings(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the one that wrote the checkpoint."""
-        names = ("batch_size", "accumulate", "lr", "momentum", "hidden", "dtype", "seed")
+        names = ("batch_size", "accumulate", "lr", "momentum", "hidden", "dtype", "compress", "seed")
         return {name: getattr(self, name) for name in names}
 
 

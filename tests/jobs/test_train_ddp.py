@@ -211,6 +211,8 @@ def test_refused_later(tmp_path: Path) -> None:
     assert there.returncode == 2 and "has checkpoints, and --resume never was given" in there.stderr
     other = alone(*often, "auto", "--seed", "2")
     assert other.returncode == 2 and "was written with seed=1, and this run has 2" in other.stderr
+    half = alone(*often, "auto", "--compress", "bf16")
+    assert half.returncode == 2 and "was written with compress=None, and this run has bf16" in half.stderr
 
 
 def test_without_scikit_learn(mpirun: Mpirun, tmp_path: Path) -> None:
